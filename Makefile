@@ -21,7 +21,7 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations=10
 QUICK  := -m "not matrix and not sweep and not hw"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick matrix sweep tiers lint bringup wheel smoke clean
+.PHONY: help demo test quick matrix sweep tiers lint bringup docs wheel smoke clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -51,16 +51,24 @@ lint: $(STAMP)  ## ruff, and mypy where pyproject.toml asks for it
 bringup: $(STAMP)  ## everything there is to find out on this GPU, as one file: docs/bringup.md
 	$(BIN)/python scripts/bringup.py
 
+docs: .venv/docs  ## all pages and an API reference as a site with search, in out/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	$(BIN)/python scripts/house.py links
+
 wheel: $(STAMP)  ## wheel and sdist of this version, into out/dist
 	rm -rf out/dist
 	$(BIN)/python -m build --quiet --no-isolation --outdir out/dist .
 
-smoke: wheel  ## that wheel in an empty environment: its files, entry points, the READMEs' examples
+smoke: wheel  ## that wheel in an empty environment: its files, entry points, the pages' examples
 	$(BIN)/python scripts/smoke.py out/dist/*.whl
 
 clean:  ## remove the environment, the caches and out/
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build out *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[docs]'
+	@touch $@
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \

@@ -2,4 +2,5 @@
 
 from kernelkit.call.exports import exports
 
-__getattr__, __dir__ = exports(__name__, {})
+__version__: str
+exports(__name__, {})

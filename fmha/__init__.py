@@ -24,7 +24,8 @@ __all__ = [
     "warmup",
 ]
 
-__getattr__, __dir__ = exports(__name__, {
+__version__: str
+exports(__name__, {
     "fmha.api": "AttentionOptions attention attention_plan",
     "fmha.config": "AttentionConfig",
     "fmha.warm": "warmup",

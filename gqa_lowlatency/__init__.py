@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DecodeConfig", "DecodeOptions", "decode", "decode_plan", "merge", "warmup"]
 
-__getattr__, __dir__ = exports(__name__, {
+__version__: str
+exports(__name__, {
     "gqa_lowlatency.api": "DecodeOptions decode decode_plan",
     "gqa_lowlatency.config": "DecodeConfig",
     "gqa_lowlatency.warm": "warmup",

@@ -104,8 +104,8 @@ def decode(
             is what the cache can hold. A captured launch is right for all lengths up to S.
         causal: a token sees no key after its position; False: it sees all keys of the entry.
         window: keys visible before the token's position, or (left, right) as for
-            `fmha.attention`, where right is None or, with causal, 0; None for all. Keys and pages
-            that no token sees are not read and may hold NaN.
+            `fmha.attention`, where right is None or, with causal, 0; None or -1 for all. Keys
+            and pages that no token sees are not read and may hold NaN.
         sink_tokens: number of first keys that are visible in addition to a window.
         softcap: c > 0 turns a score s into c tanh(s / c); None or 0 does not.
         sinks: [Hq], any floating dtype, for each head a logit whose value is zero, below +inf; fp32
@@ -181,15 +181,14 @@ def decode_plan(
     into arguments that were made here, and launches.
 
     Args:
-        q, k, v, options: tensors and options of `decode`, without return_lse and out, which belong
-        to
-            a call. Without kv_lens the last token has the position of the last key of k. Sinks and
+        q, k, v: as for `decode`. Without kv_lens the last token has the position of the last key of
+            k.
+        options: as for `decode`, without return_lse and out, which belong to a call. Sinks and
             scales belong to the plan. Their contents may change in place, except those of a number.
 
     Returns:
         The plan. plan(q, k, v, kv_lens=, page_table=, out=, lse=) returns (O, LSE) like `decode`,
-        in
-        out and lse if given. A call needs the tables that the plan was made with, and raises
+        in out and lse if given. A call needs the tables that the plan was made with, and raises
         ValueError for a tensor with a different layout.
 
     Raises:

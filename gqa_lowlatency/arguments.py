@@ -90,7 +90,10 @@ def _check_tensors(arguments: Arguments) -> None:
     if k.dtype != torch.float8_e4m3fn and k.dtype != q.dtype:
         raise TypeError(f"q {q.dtype}, k and v {k.dtype} differ in dtype, and k is not in e4m3")
     if not 1 <= arguments.q_tokens <= MAX_Q_TOKENS:
-        raise ValueError(f"{arguments.q_tokens} query tokens: from 1 to {MAX_Q_TOKENS}")
+        raise ValueError(
+            f"{arguments.q_tokens} query tokens: from 1 to {MAX_Q_TOKENS}; fmha.attention takes "
+            "more"
+        )
     if arguments.page_table is None and k.shape[0] != q.shape[0]:
         raise ValueError(f"q has batch {q.shape[0]}, k has {k.shape[0]}")
     if arguments.page_table is not None and not k.shape[1]:

@@ -8,4 +8,5 @@ from kernelkit.call.exports import exports
 
 moved.install()
 
-__getattr__, __dir__ = exports(__name__, {})
+__version__: str
+exports(__name__, {})

@@ -32,12 +32,16 @@ WithLse = tuple[torch.Tensor, torch.Tensor]  # (O, LSE)
 MIN_SCALE = 1e-12
 MIN_SOFTCAP, MAX_SOFTCAP = 1e-6, 4096.0  # the logits of a larger cap would be off by 2 ** -11
 
+_MASKS = "masks are causal=, window=, sink_tokens= and kv_lens=; others are not supported"
+_ROTARY = "turn q and k before the call"
+
 # Arguments of other libraries (FlashAttention, FlashInfer, vLLM, torch) -> the name here, or what
 # to do instead.
 SHARED_NAMES = {
     "seq_lens": "kv_lens",
     "cache_seqlens": "kv_lens",
     "seqused_k": "kv_lens",
+    "seqused_q": "drop it: q_offset=kv_lens - seqused_q of fmha.attention places the rows",
     "block_table": "page_table",
     "block_tables": "page_table",
     "softmax_scale": "scale",
@@ -53,16 +57,32 @@ SHARED_NAMES = {
     "v_descale": "v_scale",
     "q_descale": "q_scale",
     "return_softmax_lse": "return_lse",
+    "return_attn_probs": "return_lse",
+    "enable_pdl": "pdl",
     "alibi_slopes": "ALiBi is not supported",
-    "attn_mask": "masks are causal=, window=, sink_tokens= and kv_lens=; others are not supported",
+    "attn_mask": _MASKS,
     "attn_bias": "biases of scores are not supported",
+    "custom_mask": _MASKS,
+    "mask_mod": _MASKS,
+    "score_mod": "scores are scaled and soft-capped; other changes are not supported",
+    "attention_chunk": "chunked attention is not supported",
+    "qv": "a second part of the queries is not supported",
     "dropout_p": "there is no dropout; drop it if it is 0",
     "deterministic": "drop it: the bits of a call never change",
     "enable_gqa": "drop it: query heads may be a multiple of KV heads",
     "kv_layout": "drop it: k and v are [.., rows, heads, D]; a view of HND is x.transpose(-3, -2)",
+    "cache_batch_idx": "page_table=cache_batch_idx[:, None]: a dense cache is pages of S rows",
+    "qo_indptr": "fmha.attention has cu_seqlens_q=",
+    "kv_indptr": "kvcache.page_table makes page_table= and kv_lens= of it",
+    "paged_kv_indptr": "kvcache.page_table makes page_table= and kv_lens= of it",
+    "q_len_per_req": "drop it: q of gqa_lowlatency.decode is [B, T, Hq, D]",
+    "pos_encoding_mode": "turn q and k before the call; ALiBi is not supported",
     "page_size": "drop it: k and v have it in their shape",
-    "rotary_cos": "turn q and k before the call",
-    "rotary_sin": "turn q and k before the call",
+    "scheduler_metadata": "drop it: attention_plan and decode_plan prepare calls",
+    "sm_margin": "drop it: kernels use all SMs",
+    "rotary_interleaved": _ROTARY,
+    "rotary_cos": _ROTARY,
+    "rotary_sin": _ROTARY,
 }
 
 
@@ -229,7 +249,10 @@ class AttentionArguments:
         if q_heads == 0 or kv_heads == 0:
             raise ValueError(f"{q_heads} query and {kv_heads} KV heads: at least 1 of each")
         if q_heads % kv_heads:
-            raise ValueError(f"{q_heads} query heads are not a multiple of {kv_heads} KV heads")
+            raise ValueError(
+                f"{q_heads} query heads are not a multiple of {kv_heads} KV heads. If k and v are "
+                "[.., heads, rows, D] (HND), give k.transpose(-3, -2), a view"
+            )
 
     def _check_window(self) -> None:
         for side in ("left", "right"):
@@ -340,13 +363,11 @@ def fill_without_keys(
 
 
 def window_sides(window: Window) -> Sides:
-    """(left, right) of a window: a number is keys before the own position. -1 in a pair is None, as
-    in FlashAttention."""
-    if window is None or (isinstance(window, Integral) and not isinstance(window, bool)):
-        return window, None
-    if not isinstance(window, tuple | list) or len(window) != 2:
+    """Return (left, right) of a window: a number is left. -1 is None, as in FlashAttention."""
+    sides = (window, None) if isinstance(window, Integral | None) else window
+    if isinstance(window, bool) or not isinstance(sides, tuple | list) or len(sides) != 2:
         raise TypeError(f"window {window!r}: expected (left, right) or left, None for unbounded")
-    left, right = (None if type(side) is int and side == -1 else side for side in window)
+    left, right = (None if type(side) is int and side == -1 else side for side in sides)
     return left, right
 
 

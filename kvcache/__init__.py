@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kvcache.books.step import Step
     from kvcache.books.work import Copy, Pool, Work
     from kvcache.layouts.layout import Layout, Ring, Stream, Tail
+    from kvcache.layouts.page_tables import page_slots, page_table
     from kvcache.layouts.presets import PRESETS, Options, from_config, gqa, preset
     from kvcache.layouts.records import Record
     from kvcache.layouts.rows import Rows
@@ -81,13 +82,16 @@ __all__ = [
     "gather",
     "gather_pages",
     "gqa",
+    "page_slots",
+    "page_table",
     "plan",
     "preset",
     "usage",
     "warmup",
 ]
 
-__getattr__, __dir__ = exports(__name__, {
+__version__: str
+exports(__name__, {
     "kvcache.memory.cache": "Cache",
     "kvcache.planner.capacity": "Mix Plan plan usage",
     "kvcache.books.checkpoints": "Policy",
@@ -96,6 +100,7 @@ __getattr__, __dir__ = exports(__name__, {
     "kvcache.movement.api": "append_pages append_rows append_swa checksum copy_slots gather "
     "gather_pages",
     "kvcache.layouts.layout": "Layout Ring Stream Tail",
+    "kvcache.layouts.page_tables": "page_slots page_table",
     "kvcache.books.manager": "Admission Manager",
     "kvcache.layouts.presets": "PRESETS Options from_config gqa preset",
     "kvcache.layouts.records": "Record",

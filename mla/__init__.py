@@ -27,7 +27,8 @@ __all__ = [
     "step_view",
 ]
 
-__getattr__, __dir__ = exports(__name__, {
+__version__: str
+exports(__name__, {
     "mla.api": "Every Selected StepView cached_attention step_view",
     "mla.compressor.api": "Compressor Tables compress",
     "mla.indexer.api": "IndexQuery prepare_query scores select",

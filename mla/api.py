@@ -1,10 +1,11 @@
-"""Attention over the cache of a DeepSeek-V4 layer: the newest tokens, and what is left of older
-ones in compressed entries.
+"""Attention over the cache of a DeepSeek-V4 layer: recent tokens, and older ones in compressed
+form.
 
 A layer calls `cached_attention` once per step. It writes the step's window entries, attends over
-the window and, where there is a past, over compressed entries, and merges the two with the sink:
-the same as one softmax over both. K and V are the same entry, one for all heads. Compressed entries
-that the step completes are written before, since the tokens that complete them see them.
+the window and, if there is a past, over compressed entries, and merges the two with the sink. The
+result is that of one softmax over both. K and V are the same entry, one for all heads. The caller
+writes the compressed entries that the step completes before this call, since the tokens that
+complete them see them.
 
     view = step_view(cache.layout, step.tensors(device), longest=step.longest)  # once per step
     rows = cache.rows("swa", layer)
@@ -58,8 +59,10 @@ Rope = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Selected:
-    """Entries that each token chose: the first chosen[t] (int32 [T]) of row t in `entries`, int64
-    [T, k]."""
+    """Entries that each token chose.
+
+    Token t reads the first chosen[t] entries of its row; entries is int64 [T, k], chosen int32 [T].
+    """
 
     rows: Rows
     entries: torch.Tensor
@@ -68,8 +71,11 @@ class Selected:
 
 @dataclass(frozen=True)
 class Every:
-    """All entries that a token sees: windows of `ratio` tokens that it or one before completed.
-    pages: of the stream that rows are a copy of."""
+    """All entries that a token sees: those completed by it or by an earlier token.
+
+    rows: the rows of one copy of a stream.
+    pages: the pages of that stream.
+    """
 
     rows: Rows
     pages: EntryPages
@@ -80,7 +86,7 @@ Past = Selected | Every
 
 @dataclass(frozen=True)
 class StepView:
-    """Keys visible to the tokens of a step: of the ring, and of streams attended over whole."""
+    """Keys visible to a step's tokens, in the ring and in the streams attended over completely."""
 
     window: TokenWindow | ChunkWindow
     pages: Mapping[str, EntryPages]
@@ -95,21 +101,22 @@ def step_view(
     every: Sequence[str] = ("hca",),
     pages: Mapping[str, int] | None = None,
 ) -> StepView:
-    """The index tensors of a step, for all layers. See `mla.window`, also for bare tensors.
+    """Compute the index tensors of a step, for all layers. `mla.window` does the same for bare
+    tensors.
 
     Args:
-        layout: of the cache.
+        layout: layout of the cache.
         arrays: `Step.tensors`, or the buffers of `Step.fill`; for a CUDA graph call this within the
             capture.
-        longest: `Step.longest`, most tokens of a request; up to the layout's draft (at least 1) all
-            tokens count as decoding, and those with slots of -1 as padding.
-        ring: the ring that holds the window.
-        every: streams that are attended over whole; those that the layout lacks are passed over.
-        pages: of a stream, `mla.window.pages_of` what the requests have; without it the
-            block tables say how many there can be.
+        longest: `Step.longest`, the largest number of tokens of a request. Up to the layout's draft
+            (at least 1) all tokens count as decoding, and those with slots of -1 as padding.
+        ring: name of the ring that holds the window.
+        every: streams that are attended over completely; those that the layout lacks are skipped.
+        pages: for each stream, the number of pages of the requests (`mla.window.pages_of`). By
+            default the block tables bound it.
 
     Returns:
-        What the tokens see of the ring and of the streams.
+        The keys that the tokens see in the ring and in the streams.
 
     Raises:
         ValueError: for more pages than `pages` says, or a window larger than its ring.
@@ -142,7 +149,11 @@ def step_view(
 def _rings_and_streams(
     layout: Layout, ring: str, every: Sequence[str]
 ) -> tuple[Ring, list[Stream]]:
-    """The ring of that name, and those streams that the layout has; TypeError for others."""
+    """Return the ring of that name, and the listed streams that the layout has.
+
+    Raises:
+        TypeError: for a name of another kind.
+    """
     require("ring", ring, str)
     found = layout.find(ring)
     if not isinstance(found, Ring):
@@ -175,22 +186,25 @@ def cached_attention(
     backend: str = "auto",
     arch: str | None = None,
 ) -> torch.Tensor:
-    """softmax(scale Q K^T, sink) K over the window and the past, as `mla.reference` defines
-    it, the last 64 columns turned back by the token's position.
+    """Compute softmax(scale Q K^T, sink) K over the window and the past.
 
-    Nothing waits for a GPU; a step of decoding can be captured in a CUDA graph, padding included.
+    `mla.reference` is the definition. The last 64 columns are rotated back by the token's position.
+    The call does not wait for a GPU; a step of decoding can be captured in a CUDA graph, padding
+    included.
 
     Args:
         q: bf16 [T, H, 512], rotated.
         kv: [T, 512], bf16 or fp32, normalised and not rotated.
-        ring: of BF16_512 or FP8_584; kv is written as `kvcache.append_swa` does, then read there.
-        window: of the step, `StepView.window`.
+        ring: rows of BF16_512 or FP8_584; kv is written to it as `kvcache.append_swa` does, then
+            read from there.
+        window: window of the step, `StepView.window`.
         rope: (cos, sin), fp32 [positions, 32], the layer's own.
-        past: compressed entries, of BF16_512 or FP8_584; one that is there twice counts twice.
+        past: compressed entries, of BF16_512 or FP8_584; an entry that is listed twice counts
+            twice.
         sinks: fp32 [H], for each head a logit whose value is zero.
-        scale: multiplies q.k; 512 ** -0.5 by default.
-        workspace: bytes that one call may take beside its arguments and its result; tokens go in as
-            many launches as that needs (`plan_workspace`).
+        scale: factor of q.k; 512 ** -0.5 by default.
+        workspace: number of bytes that one call may use besides its arguments and its result. The
+            tokens are divided into as many launches as this requires (`plan_workspace`).
         backend, arch: see `kernelkit.call.launch.choose_target`.
 
     Returns:
@@ -198,14 +212,14 @@ def cached_attention(
 
     Raises:
         TypeError, ValueError, NotImplementedError: naming the value and the limit; shapes, dtypes
-            and records before anything is written.
+            and records are checked before anything is written.
     """
     _check(q, kv, ring, window, past, rope, sinks, scale)
     _check_place(q.device, backend, arch)
     if not len(q):
         return torch.empty_like(q)
     at_once = _workspace(ring, window, q.shape[1], past).at_once(check_workspace(workspace), len(q))
-    at_once = min(at_once, hw.MAX_GRID_YZ)  # a token is an entry of the batch
+    at_once = min(at_once, hw.MAX_GRID_YZ)  # one batch entry for each token
     place = {"backend": backend, "arch": arch}
     write = write_tokens if isinstance(window, TokenWindow) else write_chunk
     parts = [write(ring, kv, window, rope, place)]
@@ -230,10 +244,10 @@ def _attend(
     sinks: torch.Tensor | None,
     options: dict[str, Any],
 ) -> torch.Tensor:
-    """O of the tokens of `group`; the sink joins once, where the parts become one.
+    """Return O of the tokens of `group`; the sink is added once, in the merge.
 
-    Parts are normalised: of raw ones a merge knows the sum of weights as exp(LSE - row_max), which
-    fp32 rounds away where scores are huge.
+    The parts are normalised. For parts that are not, a merge gets the sum of weights from exp(LSE -
+    row_max), which fp32 rounds away if scores are huge.
     """
     if len(parts) == 1:
         return parts[0].attend(q, group, {**options, "sinks": sinks})[0]
@@ -253,7 +267,7 @@ def _check(
     sinks: torch.Tensor | None,
     scale: float | None,
 ) -> None:
-    """All of it, before anything is written."""
+    """Check all arguments, before anything is written."""
     _check_kinds(ring, window, past)
     check_call(q, kv, ring, window, None if past is None else past.rows, rope, sinks, scale)
     if isinstance(past, Selected):
@@ -263,13 +277,13 @@ def _check(
 
 
 def _check_place(device: torch.device, backend: str, arch: str | None) -> None:
-    """Refuse a place where no kernel runs; what has no memory runs nowhere."""
+    """Refuse a device without kernels; tensors on the meta device are not computed anywhere."""
     if device.type != "meta":
         choose_target(device, backend, arch, ARCHS)
 
 
 def _check_kinds(ring: Rows, window: Window, past: Past | None) -> None:
-    """TypeError for arguments, and parts of them, that are of another kind."""
+    """Raise TypeError for arguments, and parts of them, that are of another kind."""
     require_kind("ring", ring, Rows)
     require_kind("window", window, TokenWindow, ChunkWindow)
     if past is None:

@@ -1,5 +1,8 @@
-"""What cached attention refuses, all of it before anything is written: kinds, shapes, records and
-numbers everywhere, and what index tensors say where it is at hand, on the CPU."""
+"""Checks of cached attention, all of them before anything is written.
+
+Kinds, shapes, records and numbers are checked everywhere; contents of index tensors only on the
+CPU.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +44,11 @@ def check_call(
     sinks: torch.Tensor | None,
     scale: float | None,
 ) -> None:
-    """Raise TypeError, ValueError or NotImplementedError, naming the value and the limit. past: the
-    rows of compressed entries, if there are any."""
+    """Check a call: raise TypeError, ValueError or NotImplementedError, naming the value and the
+    limit.
+
+    past: the rows of compressed entries, if there are any.
+    """
     tensors = {"q": q, "kv": kv, "ring": ring.pool, "slots": window.slots}
     cos, sin = _tables_of(rope)
     if past is not None:
@@ -52,7 +58,7 @@ def check_call(
     tensors |= {"cos": cos, "sin": sin}
     require_tensors(**tensors)
     require_no_grad(q=q, kv=kv)
-    if q.device.type == "cpu":  # elsewhere the operators look, once for each layout
+    if q.device.type == "cpu":  # elsewhere the operators check once for each layout
         require_memory(**tensors)
     _check_tokens(q, kv, len(window.slots))
     check_angles(cos, sin)
@@ -72,7 +78,7 @@ def check_call(
 
 
 def check_selected(rows: Rows, entries: torch.Tensor, chosen: torch.Tensor, tokens: int) -> None:
-    """Entries that tokens chose."""
+    """Check entries that tokens chose."""
     shapes: Shapes = {
         "entries": (LONG, (tokens, "k")),
         "chosen": (INT, (tokens,)),
@@ -84,7 +90,7 @@ def check_selected(rows: Rows, entries: torch.Tensor, chosen: torch.Tensor, toke
 
 
 def check_every(rows: Rows, pages: EntryPages, tokens: int) -> None:
-    """All entries of a stream."""
+    """Check all entries of a stream."""
     require_table("counts", pages.counts, INT, (tokens,))
     if pages.entries is None:
         if rows.record != BF16_512 or rows.rows not in PAGE_SIZES:
@@ -105,7 +111,7 @@ def check_every(rows: Rows, pages: EntryPages, tokens: int) -> None:
 
 
 def check_workspace(workspace: int) -> int:
-    """Bytes, as an int."""
+    """Return the bytes of a workspace as an int."""
     return whole("workspace", workspace, 0, MAX_WORKSPACE)
 
 
@@ -141,7 +147,7 @@ def _check_rows(name: str, rows: Rows) -> None:
 
 
 def _check_seen(ring: Rows, window: Window, positions: int) -> None:
-    """Check the tables of a window; of padding tokens (no slot), check positions only."""
+    """Check the tables of a window; for padding tokens (without a slot) only positions."""
     check_positions(window.offsets, positions)
     if isinstance(window, TokenWindow):
         _check_decoding(ring, window)

@@ -1,5 +1,7 @@
-"""Keys of cached attention where attention can read them: in the cache itself, or as BF16 in a
-workspace. Each kind of keys knows how the queries of some tokens attend to them.
+"""Keys of cached attention in a form that attention can read.
+
+They are in the cache itself, or as BF16 in a workspace. Each kind of keys has a method by which the
+queries of some tokens attend to them.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ Place = dict[str, Any]  # backend and arch
 
 @dataclass(frozen=True)
 class OwnKeys:
-    """Every token has keys of its own: entries int64 [T, n], the first lengths[t] of row t."""
+    """Keys of tokens with entries of their own.
+
+    Token t reads the first lengths[t] entries of its row of `entries`, int64 [T, n].
+    """
 
     rows: Rows
     entries: torch.Tensor
@@ -32,7 +37,7 @@ class OwnKeys:
     offsets: torch.Tensor
 
     def attend(self, q: torch.Tensor, group: slice, options: dict[str, Any]) -> Part:
-        """The tokens of `group`, whose keys are gathered now."""
+        """Gather the keys of the tokens of `group`, and attend to them."""
         place = {name: options[name] for name in ("backend", "arch")}
         entries = self.entries[group]
         k = gathered(self.rows, entries, place).view(*entries.shape, 1, COLUMNS)
@@ -41,7 +46,8 @@ class OwnKeys:
 
 @dataclass(frozen=True)
 class PagedKeys:
-    """Keys in pages [pages, rows, 1, 512]; row t of table int32 [T, columns] names those of t."""
+    """Keys in pages [pages, rows, 1, 512]; row t of `table`, int32 [T, columns], has the pages of
+    t."""
 
     pages: torch.Tensor
     table: torch.Tensor
@@ -49,20 +55,20 @@ class PagedKeys:
     offsets: torch.Tensor
 
     def attend(self, q: torch.Tensor, group: slice, options: dict[str, Any]) -> Part:
-        """The tokens of `group`."""
+        """Attend to the keys of the tokens of `group`."""
         paged = {"page_table": self.table[group]}
         return _by_token(q[group], self.pages, self, group, options | paged)
 
 
 @dataclass(frozen=True)
 class ChunkKeys:
-    """Keys of requests in pages by their position, which says who sees them."""
+    """Keys of requests in pages; positions determine which tokens see a key."""
 
     pages: torch.Tensor
     window: ChunkWindow
 
     def attend(self, q: torch.Tensor, group: slice, options: dict[str, Any]) -> Part:
-        """The tokens of `group`, as many of each request as are among them."""
+        """Attend with the tokens of `group`; a request takes part with its tokens in the group."""
         mine, count = self.window, group.stop - group.start
         first = mine.cu_tokens[:-1]
         found = attention(
@@ -89,8 +95,10 @@ def _by_token(
     group: slice,
     options: dict[str, Any],
 ) -> Part:
-    """A token is an entry of the batch, its heads share a tile of queries; all its keys stand
-    before it, so that only their number counts."""
+    """Run attention with one batch entry for each token, whose heads share a tile of queries.
+
+    All keys of a token have smaller positions, so that only their number matters.
+    """
     found = attention(
         q[:, None], k, k,
         q_offset=keys.offsets[group], kv_lens=keys.lengths[group], pack_heads=True, **options,
@@ -100,7 +108,7 @@ def _by_token(
 
 
 def _parts(found: torch.Tensor | Part) -> Part:
-    """`attention` gives a tensor where it gives one."""
+    """Return the result of `attention` as a tuple, even if it is a single tensor."""
     return (found,) if isinstance(found, torch.Tensor) else found
 
 
@@ -110,7 +118,7 @@ def _parts(found: torch.Tensor | Part) -> Part:
 def write_tokens(
     ring: Rows, kv: torch.Tensor, window: TokenWindow, rope: Rope, place: Place
 ) -> OwnKeys | PagedKeys:
-    """kv to the ring, which then has all keys."""
+    """Write kv to the ring, and return the keys; the ring then holds all of them."""
     append_swa(ring, kv, window.positions, window.slots, *rope, **place)
     if is_page(ring.record, window.window, window.rows):
         return PagedKeys(in_place(ring), window.rings, window.lengths, window.offsets)
@@ -120,8 +128,11 @@ def write_tokens(
 def write_chunk(
     ring: Rows, kv: torch.Tensor, window: ChunkWindow, rope: Rope, place: Place
 ) -> ChunkKeys:
-    """The keys as the record rounds them: those of the step by way of a record of their own, since
-    a ring has no room for them, those before out of the ring, before kv goes there."""
+    """Write kv to the ring, and return the keys with the rounding of the record.
+
+    A ring has no room for all keys of the step, so these are rounded by a record of their own.
+    Earlier keys are read from the ring before kv overwrites them.
+    """
     older = gathered(ring, window.older, place)
     own = scratch(ring, len(kv))
     append_swa(own, kv, window.positions, window.tokens, *rope, **place)
@@ -135,7 +146,7 @@ def write_chunk(
 
 
 def scratch(ring: Rows, tokens: int) -> Rows:
-    """Room for so many entries of the ring's record, in slots of PAGE."""
+    """Allocate rows for `tokens` entries of the ring's record, in slots of PAGE."""
     record, slots = ring.record, -(-tokens // PAGE)
     pool = torch.empty(slots, record.page_bytes(PAGE), dtype=torch.uint8, device=ring.pool.device)
     return Rows(pool, 0, PAGE * record.data_bytes, PAGE, record)
@@ -157,7 +168,7 @@ def all_entries(rows: Rows, pages: EntryPages, offsets: torch.Tensor, place: Pla
 
 
 def gathered(rows: Rows, entries: torch.Tensor, place: Place) -> torch.Tensor:
-    """bf16 [n, 512] of entries int64 [...], n in all; zeros for NO_ENTRY."""
+    """Gather entries int64 [...], n in all, as bf16 [n, 512]; NO_ENTRY becomes zeros."""
     numbers = entries.reshape(-1)
     out = torch.empty(len(numbers), COLUMNS, dtype=BF16, device=rows.pool.device)
     gather(rows, numbers, out, **place)
@@ -165,5 +176,5 @@ def gathered(rows: Rows, entries: torch.Tensor, place: Place) -> torch.Tensor:
 
 
 def in_place(rows: Rows) -> torch.Tensor:
-    """A view [slots, rows, 1, 512] of BF16_512 entries."""
+    """Return a view [slots, rows, 1, 512] of BF16_512 entries."""
     return rows.data().view(BF16).unsqueeze(2)

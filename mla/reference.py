@@ -1,8 +1,10 @@
-"""Cached attention of one token in plain torch: the definition, and with the kernels' roundings.
+"""Cached attention of one token in plain torch: the definition, and a version rounded as the
+kernels.
 
-`definition` is one softmax over the entries of the window and of the past, in fp64. `rounded` does
-what the kernels do: attention over either, O in fp32, then one merge with the sink. Both read
-entries as a record gives them back, bf16, and turn the last columns of O by the token's position.
+`definition` is one softmax over the entries of the window and of the past, in fp64. `rounded` works
+as the kernels do: attention over each of the two, with O in fp32, then one merge with the sink.
+Both read entries as a record returns them, in bf16, and rotate the last columns of O back by the
+token's position.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ Rope = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Token:
-    """One token and all that its attention reads.
+    """Inputs of the attention of one token.
 
     q: bf16 [H, 512], at `position`.
     near, far: bf16 [n, 512], visible entries of window and past; far is None without a past.
@@ -37,7 +39,7 @@ class Token:
 
     @property
     def options(self) -> dict[str, object]:
-        """A table of one row: positions outside of a table count as its last."""
+        """Options for a table of one row; positions outside a table use its last row."""
         row = slice(self.position, self.position + 1)
         return {"rope": tuple(table[row] for table in self.rope), "scale": self.scale}
 
@@ -48,7 +50,7 @@ def seen(entries: torch.Tensor, position: int, window: int) -> torch.Tensor:
 
 
 def definition(token: Token) -> torch.Tensor:
-    """O, fp64 [H, 512]."""
+    """Return O, fp64 [H, 512]."""
     parts = [token.near] if token.far is None else [token.near, token.far]
     keys = torch.cat(parts)[None, :, None]
     found = reference.definition(
@@ -58,7 +60,7 @@ def definition(token: Token) -> torch.Tensor:
 
 
 def rounded(token: Token) -> torch.Tensor:
-    """O, bf16 [H, 512]."""
+    """Return O, bf16 [H, 512]."""
     q = token.q[None, None]
     if token.far is None:
         keys = token.near[None, :, None]

@@ -1,5 +1,6 @@
-"""Kinds, dtypes and shapes of the tensors of a step, by name, checked before anything is made of
-them."""
+"""Checks of the kinds, dtypes and shapes of the tensors of a step, by name, before they are
+used.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +16,19 @@ Shapes = Mapping[str, tuple[torch.dtype, tuple[int | str | None, ...]]]
 
 
 def require_kind(name: str, value: object, *kinds: type) -> None:
-    """TypeError for a value of none of these kinds."""
+    """Raise TypeError for a value of none of these kinds."""
     if not isinstance(value, kinds):
         words = " or ".join(kind.__name__ for kind in kinds)
         raise TypeError(f"{name} is {type(value).__name__}, expected {words}")
 
 
 def require_tables(given: Mapping[str, Any], shapes: Shapes) -> None:
-    """TypeError or ValueError unless the tensors are there, and of these dtypes and shapes on one
-    device. Sizes are numbers, None for any, or letters, equal where they are the same; 'B+1' is one
-    more than 'B', which stands in front of it."""
+    """Raise TypeError or ValueError unless all tensors exist on one device with these dtypes and
+    shapes.
+
+    A size is a number, None for any, or a letter; the same letter always stands for the same size.
+    'B+1' is one more than 'B', which must come before it.
+    """
     sizes: dict[Any, int] = {}
     found: dict[str, torch.Tensor] = {}
     for name, (dtype, dims) in shapes.items():

@@ -1,11 +1,11 @@
-"""What the tokens of a step see of the cache, as index tensors: a window of a ring, or all entries
-of a stream.
+"""Keys that the tokens of a step see in the cache, as index tensors: a window of a ring, or all
+entries of a stream.
 
-Made once per step by arithmetic on the device, and the same for all layers of a kind. Sizes follow
-from shapes and from numbers of the host, and nothing waits for a value on a GPU: made inside a CUDA
-graph the tensors are made anew by every replay. Entries are numbered as `kvcache.layouts.rows` has
-it, -1 for none. `arrays` is what `Step.tensors` gives or what `Step.fill` writes to, or tensors by
-the same names.
+They are made once per step by arithmetic on the device, and are the same for all layers of a kind.
+Sizes follow from shapes and from host numbers, and nothing waits for a value on a GPU; inside a
+CUDA graph every replay makes the tensors again. Entries are numbered as in `kvcache.layouts.rows`,
+-1 for none. `arrays` is the result of `Step.tensors`, the target of `Step.fill`, or tensors by the
+same names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ PAGE = 128  # keys of a page of a workspace: those of a tile of `fmha`
 
 Arrays = Mapping[str, torch.Tensor]
 
-# Of a step with T tokens of B requests, what is looked at here; slots: of the tokens in a ring.
+# Tables that are checked here, for a step with T tokens of B requests; slots: of the tokens in a
+# ring.
 OF_TOKENS: Shapes = {"positions": (LONG, ("T",)), "slots": (LONG, ("T",))}
 OF_REQUESTS: Shapes = {
     "starts": (INT, ("B",)),
@@ -44,13 +45,16 @@ OF_ENTRIES: Shapes = {
 
 @dataclass(frozen=True)
 class TokenWindow:
-    """Keys of a step whose requests have so few tokens that a ring holds what all of them see, also
-    once they are in it: every token has its own keys, in any order.
+    """Keys of a step whose requests have few tokens: after all of them are written, the ring still
+    holds what each one sees. Every token has its own keys, in any order.
 
-    window: tokens that one sees, itself included; rows: of a ring. positions, slots: int64 [T], of
-    the tokens, which are written first; offsets: int32 [T], positions once more. lengths: int32
-    [T], keys of a token, 0 of padding. entries: int64 [T, window], of the ring, NO_ENTRY from
-    lengths on. rings: int32 [T, 1], slot of the ring.
+    window: tokens that one sees, itself included.
+    rows: rows of a ring.
+    positions, slots: int64 [T], of the tokens, which are written first.
+    offsets: int32 [T], positions again; 0 for padding.
+    lengths: int32 [T], keys of a token, 0 for padding.
+    entries: int64 [T, window], entries of the ring, NO_ENTRY from lengths on.
+    rings: int32 [T, 1], slot of the ring.
     """
 
     window: int
@@ -71,14 +75,18 @@ class TokenWindow:
 
 @dataclass(frozen=True)
 class ChunkWindow:
-    """Keys of a step of any tokens: those of a request stand in pages by their position, first what
-    the ring has, then its own tokens, which are written to the ring when it has been read.
+    """Keys of a step with any number of tokens. Those of a request lie in pages by position: first
+    the ring's keys, then the step's own tokens, which are written to the ring after it was read.
 
-    window, rows, positions, slots, offsets: as in TokenWindow. longest: most tokens of a request.
-    cu_tokens, starts, lengths: of the requests, as in a Step. table: int32 [B, columns], the page
-    of position x in column x // PAGE; columns without keys name any page. own: int64 [pages, PAGE],
-    the token of the step in each row of a page. older: int64 [B, window - 1], entries of the ring,
-    and older_rows, as many, the rows of the pages that they go to. tokens: int64 [T], 0, 1, 2, ...
+    window, rows, positions, slots, offsets: as in TokenWindow.
+    longest: most tokens of a request.
+    cu_tokens, starts, lengths: of the requests, as in a Step.
+    table: int32 [B, columns], the page of position x in column x // PAGE; columns without keys name
+    any page.
+    own: int64 [pages, PAGE], the step's token in each row of a page, or NO_ENTRY.
+    older: int64 [B, window - 1], entries of the ring to copy.
+    older_rows: int64 [B, window - 1], the rows of the pages that they go to.
+    tokens: int64 [T], 0, 1, 2, ...
     """
 
     window: int
@@ -135,7 +143,7 @@ class EntryPages:
 
 
 def _check_numbers(seen: TokenWindow | ChunkWindow) -> None:
-    """TypeError or ValueError for a window that is no number of tokens, or larger than its ring."""
+    """Raise TypeError or ValueError if the window is no number, or larger than its ring."""
     set_whole(seen, "window", "rows")
     whole("window", seen.window, 1, whole("rows", seen.rows, 1))
     if isinstance(seen, ChunkWindow):
@@ -187,7 +195,7 @@ def _token_window(
 def _chunk_window(
     arrays: Arrays, slots: torch.Tensor, shape: tuple[int, int], longest: int, context: int
 ) -> ChunkWindow:
-    """shape: window and rows."""
+    """Return the keys of a step with any number of tokens. shape: window and rows."""
     window, rows = shape
     starts, ends = arrays["starts"].long(), arrays["lengths"].long()
     first_token, rings = arrays["cu_tokens"][:-1].long(), arrays["state_slots"].long()
@@ -222,10 +230,12 @@ def _chunk_window(
 def see_entries(
     arrays: Arrays, *, ratio: int, block_entries: int, in_place: bool, pages: int | None = None
 ) -> EntryPages:
-    """All entries of a stream whose blocks have `block_entries` of each copy.
+    """Return all entries of a stream whose blocks have `block_entries` entries of each copy.
 
-    in_place: for attention over the blocks themselves. pages: PAGE entries each, for all requests,
-    `pages_of` what they have; None for as many as the block tables have room for.
+    Args:
+        in_place: whether attention reads the blocks themselves.
+        pages: pages of PAGE entries for all requests, see `pages_of`; None for as many as the block
+            tables have room for.
     """
     require_tables(arrays, OF_ENTRIES)
     whole("ratio", ratio, 1)
@@ -258,7 +268,7 @@ def see_entries(
 
 
 def decodes(window: int, rows: int, longest: int) -> bool:
-    """Whether a ring has what all of `longest` tokens see, once they are in it."""
+    """Whether a ring still holds what all `longest` tokens of a request see, after their writes."""
     return longest <= rows - window + 1
 
 
@@ -269,7 +279,7 @@ def chunk_pages(tokens: int, requests: int, window: int) -> int:
 
 
 def pages_of(entries: np.ndarray) -> int:
-    """Count the pages of requests with so many entries; see `Step.entries`."""
+    """Count the pages of requests with these numbers of entries; see `Step.entries`."""
     return int((-(-entries // PAGE)).sum())
 
 
@@ -292,8 +302,11 @@ class _Pages:
 
 
 def _pages(begins: torch.Tensor, ends: torch.Tensor, most: int, columns: int) -> _Pages:
-    """Lay keys out in `most` pages. ValueError for more pages, where the values are in the memory
-    of this machine."""
+    """Lay keys out in `most` pages.
+
+    Raises:
+        ValueError: if they need more pages, and the values are in host memory.
+    """
     device = begins.device
     first = torch.div(begins, PAGE, rounding_mode="floor")
     behind = torch.div(ends + PAGE - 1, PAGE, rounding_mode="floor")

@@ -1,9 +1,9 @@
-"""Memory that cached attention takes beside its arguments and its result, in bytes.
+"""Sizes in bytes of the memory that cached attention uses besides its arguments and its result.
 
 entries expanded to BF16, 1,024 bytes each: those that all tokens of a step read together, and
                   those of each token's own
 scratch           a record of the step's own window entries, of a chunk
-partial results   O in fp32 and LSE of two parts, where there is a past
+partial results   O in fp32 and LSE of two parts, if there is a past
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ STATISTICS = 1  # LSE
 
 @dataclass(frozen=True)
 class Workspace:
-    """Room that a call needs: entries in BF16 and bytes that all its tokens share, and those of
-    each token."""
+    """Memory that a call needs: entries and bytes shared by all its tokens, and those per token."""
 
     rows: int
     bytes: int
@@ -35,21 +34,22 @@ class Workspace:
 
     @property
     def shared(self) -> int:
-        """Bytes for the whole step."""
+        """Number of bytes for the whole step."""
         return self.rows * ROW_BYTES + self.bytes
 
     @property
     def each(self) -> int:
-        """Bytes for each token that goes at once."""
+        """Number of bytes for each token of a launch."""
         return self.token_rows * ROW_BYTES + self.token_bytes
 
     def size(self, tokens: int) -> int:
-        """Bytes, where so many tokens go at once."""
+        """Return the number of bytes, if `tokens` tokens are in a launch."""
         tokens = whole("tokens", tokens)
         return self.shared + tokens * self.each
 
     def at_once(self, limit: int, tokens: int) -> int:
-        """Tokens of a launch within `limit` bytes; ValueError where they are too few for one."""
+        """Return the number of tokens of a launch within `limit` bytes; ValueError below one
+        token."""
         limit, tokens = whole("limit", limit), whole("tokens", tokens)
         if limit < self.size(1):
             raise ValueError(
@@ -60,8 +60,12 @@ class Workspace:
 
 
 def workspace_of(near: tuple[int, int, int], far: tuple[int, int] | None, heads: int) -> Workspace:
-    """near: of the window, rows and bytes that are shared, and rows of each token, see
-    `decoding_rows` and `chunk_rows`; far: rows of the past, shared and of each token, or None."""
+    """Return the workspace for the two parts of attention.
+
+    near: shared rows and bytes of the window, and rows of each token; see `decoding_rows` and
+    `chunk_rows`.
+    far: shared rows of the past and rows of each token, or None.
+    """
     shared, scratch, own = near
     if far is None:
         return Workspace(shared, scratch, own, 0)
@@ -70,19 +74,23 @@ def workspace_of(near: tuple[int, int, int], far: tuple[int, int] | None, heads:
 
 
 def decoding_rows(record: Record, window: int, rows: int) -> tuple[int, int, int]:
-    """Return `near` of `workspace_of` for a step whose tokens read rings of `rows` rows, in place
-    where these are pages."""
+    """Return `near` of `workspace_of` for a step whose tokens read rings of `rows` rows.
+
+    Rings that are pages are read in place.
+    """
     return 0, 0, 0 if is_page(record, window, rows) else window
 
 
 def is_page(record: Record, window: int, rows: int) -> bool:
-    """Whether attention reads a ring as it is, every row of it: softmax asks for no order."""
+    """Return whether attention reads a ring in place; softmax needs no order of its rows."""
     return rows == window and record == BF16_512 and rows in PAGE_SIZES
 
 
 def chunk_rows(record: Record, window: int, tokens: int, requests: int) -> tuple[int, int, int]:
-    """Return `near` of `workspace_of` for a step of any tokens: its keys in pages, those of the
-    rings, and its own in `record`."""
+    """Return `near` of `workspace_of` for a step of any tokens.
+
+    Its keys are in pages, together with those of the rings; its own are also in `record`.
+    """
     keys = chunk_pages(tokens, requests, window) * PAGE + requests * (window - 1)
     return keys, -(-tokens // PAGE) * record.page_bytes(PAGE), 0
 
@@ -98,27 +106,28 @@ def plan_workspace(
     entries: int | None = None,
     ring: str = "swa",
 ) -> Workspace:
-    """The workspace of the calls of a step, before there is one.
+    """Compute the workspace of the calls of a step before the step exists.
 
-    The index tensors of a step are not in it: 8 bytes for each entry that they name, once for all
-    layers.
+    The index tensors of a step are not included: 8 bytes for each entry that they list, once for
+    all layers.
 
     Args:
-        layout: of the cache.
-        heads: query heads.
-        tokens, requests: of the step.
-        longest: most tokens of a request.
-        selected: entries that a token attends to, of a CSA layer.
-        entries: of all requests together where a layer attends to all and reads them from a
-            workspace, rounded up to PAGE for each request. Neither: a layer without a past.
-        ring: the ring that holds the window.
+        layout: layout of the cache.
+        heads: number of query heads.
+        tokens, requests: numbers of tokens and requests of the step.
+        longest: largest number of tokens of a request.
+        selected: number of entries that a token attends to, in a CSA layer.
+        entries: number of entries of all requests together, each rounded up to PAGE, if a layer
+            attends to all entries and reads them from a workspace. A layer without a past has
+            neither `selected` nor `entries`.
+        ring: name of the ring that holds the window.
 
     Returns:
-        Its `size(tokens)` is the most bytes that a call takes, what `kvcache.plan(workspace=)` sets
-        aside.
+        The workspace; its `size(tokens)` is the largest number of bytes that a call uses.
+        `kvcache.plan(workspace=)` reserves this number.
 
     Raises:
-        TypeError: for a name that is no ring's.
+        TypeError: if `ring` does not name a ring.
     """
     require("layout", layout, Layout)
     require("ring", ring, str)

@@ -69,7 +69,8 @@ __all__ = [
     "warmup",
 ]
 
-__getattr__, __dir__ = exports(__name__, {
+__version__: str
+exports(__name__, {
     "moe.api": "fused_moe fused_moe_plan grouped_gemm grouped_gemm_plan grouped_gemm_swiglu",
     "moe.arguments": "Activation Chosen Router RouterLinear Scales SwiGLU",
     "moe.formats": "FORMATS BlockFormat",

@@ -253,7 +253,25 @@ def _check_offsets(x: Quantized, offsets: torch.Tensor) -> None:
         raise ValueError(f"offsets {[*given]}, but x was quantised with offsets {[*made]}")
 
 
-@fronted()
+# Arguments of vLLM's fused_experts and fused_moe -> what to do instead.
+OTHER_NAMES = {
+    "w1": "experts, which moe.pack makes of w1 and w2",
+    "w2": "experts, which moe.pack makes of w1 and w2",
+    "topk_ids": "router_logits=Chosen(topk_ids, topk_weights)",
+    "topk_weights": "router_logits=Chosen(topk_ids, topk_weights)",
+    "hidden_states": "x",
+    "gating_output": "router_logits",
+    "topk": "router=Router(topk)",
+    "renormalize": "router=Router(topk, renormalize=)",
+    "inplace": "drop it: the result has memory of its own",
+    "expert_map": "Chosen(expert_map[topk_ids], topk_weights): -1 is no expert; or expert_range=",
+    "global_num_experts": "Chosen(..., experts=), with expert_range=",
+    "apply_router_weight_on_input": "multiply x by the weights, and give Chosen weights of 1",
+    "quant_config": "drop it: moe.pack and activations= choose formats",
+}
+
+
+@fronted(OTHER_NAMES)
 @spelled(FusedOptions)
 def fused_moe(
     x: torch.Tensor,

@@ -65,6 +65,7 @@ FORMATS = {
         BlockFormat("mxfp8", "e4m3", 32, "ue8m0", E4M3_LARGEST, has_global=False),
     )
 }
+"""Block formats by name."""
 
 
 def format_of(name: str) -> BlockFormat:

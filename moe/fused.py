@@ -296,7 +296,10 @@ def routing_fields(
         require_rank("chosen.ids", given.ids, "[T, k]")
         return {"router_logits": None, "chosen": given, "router": Router(given.ids.shape[1])}
     if not isinstance(given, RouterLinear | torch.Tensor):
-        require_type("router_logits", given, torch.Tensor)
+        raise TypeError(
+            f"router_logits is {type(given).__name__}, expected torch.Tensor, RouterLinear or "
+            "Chosen(topk_ids, topk_weights)"
+        )
     if not isinstance(router, Router):
         raise TypeError(f"router is {type(router).__name__}, expected Router")
     if isinstance(given, RouterLinear):

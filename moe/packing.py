@@ -210,7 +210,7 @@ def pack_quantised(
 
     Raises:
         TypeError, ValueError: naming the value and the limit, for sizes that no kernel supports and
-        for codes and global scales that are no numbers.
+            for codes and global scales that are no numbers.
     """
     form = format_of(fmt)
     for name, w in {"w13": w13, "w2": w2}.items():

@@ -42,7 +42,7 @@ kept: list[object] = []
 
 
 def microseconds(gpu: Gpu) -> float:
-    """Time of a launch in a graph of the driver."""
+    """Microseconds of a launch in a graph of the driver."""
     timed = Timed("launch", "launch_exit", {}, "graph", 1, body="", launches=MAX_LAUNCHES)
     return timed.measure(gpu, REPEATS)["value"]
 

@@ -35,7 +35,7 @@ CLUSTERS = 3
 
 
 def microseconds(x_fmt: str, w_fmt: str, average: int, tile: tuple[int, int]) -> float:
-    """Modelled time of a launch, with weights from memory."""
+    """Modelled microseconds of a launch whose weights come from memory."""
     generator = torch.Generator().manual_seed(average)
     tokens = average * EXPERTS // TOP_K
     noise = torch.rand(tokens, EXPERTS, generator=generator)

@@ -91,15 +91,17 @@ def pretends() -> bool:
     return pretended.get() is not None
 
 
-def __getattr__(name: str) -> Any:
-    """Import `Module` and `load`, which need numpy and every instruction, on first use.
+if not TYPE_CHECKING:  # to type checkers a name that is not there is an error
 
-    Options and reports thus remain cheap to import.
-    """
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
-    return value
+    def __getattr__(name: str) -> Any:
+        """Import `Module` and `load`, which need numpy and every instruction, on first use.
+
+        Options and reports thus remain cheap to import.
+        """
+        if name not in _HOME_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
+        return value
 
 
 __all__ = [

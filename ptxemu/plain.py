@@ -22,6 +22,7 @@ import struct
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import starmap
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ _ATOMS = frozenset((type(None), bool, int, float, str))
 _FAILURES = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 _Fields = tuple[Any, ...]
 _Maker = Callable[[Iterator[_Fields]], Iterator[Any]]  # of all objects of a batch
+_Getter = Callable[[Any], Collection[Any]]
 _FEW = 8  # a smaller set is written as it is
 
 
@@ -43,14 +45,14 @@ class Codec:
     attributes that they have."""
 
     def __init__(self, classes: Sequence[type]) -> None:
-        self._names = {cls: _names(cls) for cls in classes}
+        self._getters = {cls: _getter(cls) for cls in classes}
         self._kinds = {cls: kind for kind, cls in enumerate((*_CONTAINERS, *classes), _FIRST)}
         self._shared = {*_SHARED, *(cls for cls in classes if hasattr(cls, "__slots__"))}
         self._makers = [*_CONTAINERS.values(), *map(_maker, classes)]
 
     def dumps(self, value: Any) -> bytes:
         """NotPlain for an object of another class."""
-        writer = _Writer(self._kinds, self._names, self._shared)
+        writer = _Writer(self._kinds, self._getters, self._shared)
         writer.place_of((value,))
         return writer.text()
 
@@ -126,6 +128,14 @@ def _names(cls: Any) -> list[str]:
     return [*cls.PLAIN]
 
 
+def _getter(cls: Any) -> _Getter:
+    """Return a function from an object to the values of its fields."""
+    names = _names(cls)
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda item: tuple(getattr(item, name) for name in names)
+
+
 def _maker(cls: Any) -> _Maker:
     """Return a maker of objects with these fields.
 
@@ -144,7 +154,7 @@ def _maker(cls: Any) -> _Maker:
     return made
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class _Row:
     """level: one more than the highest of the rows that it refers to."""
 
@@ -158,10 +168,10 @@ class _Writer:
     """Atoms and rows of one text. Equal atoms are one, and so are equal objects of some kinds."""
 
     def __init__(
-        self, kinds: dict[type, int], names: dict[type, list[str]], shared: set[type]
+        self, kinds: dict[type, int], getters: dict[type, _Getter], shared: set[type]
     ) -> None:
-        self._kinds, self._names, self._shared = kinds, names, shared
-        self._atoms: dict[tuple[type, str], int] = {}
+        self._kinds, self._getters, self._shared = kinds, getters, shared
+        self._atoms: dict[tuple[type, Any], int] = {}
         self._values: list[Any] = []
         self._rows: list[_Row] = []
         self._known: dict[int, int] = {}  # id of an object -> its row
@@ -172,18 +182,27 @@ class _Writer:
 
     def place_of(self, item: Any) -> int:
         """Rows count from 0. Atoms count from -1 down, as long as there are more to come."""
-        cls = type(item)
-        if cls in _ATOMS:
-            key = cls, repr(item)  # 1, 1.0 and True differ, and so do 0.0 and -0.0
-            if key not in self._atoms:
-                self._values.append(item)
-                self._atoms[key] = -len(self._values)
-            return self._atoms[key]
-        known = self._known.get(id(item))
-        if known is None:
-            known = self._known[id(item)] = self._row(item, cls)
-            self._alive.append(item)
-        return known
+        return self._places((item,))[0]
+
+    def _places(self, items: Collection[Any]) -> list[int]:
+        """Return the place of each item: a program has a hundred thousand of them."""
+        atoms, values, known, found = self._atoms, self._values, self._known, []
+        for item in items:
+            cls = type(item)
+            if cls in _ATOMS:
+                # 1, 1.0 and True differ, and so do 0.0 and -0.0.
+                key = (cls, repr(item)) if cls is float else (cls, item)
+                place = atoms.get(key)
+                if place is None:
+                    values.append(item)
+                    place = atoms[key] = -len(values)
+            else:
+                place = known.get(id(item))
+                if place is None:
+                    place = known[id(item)] = self._row(item, cls)
+                    self._alive.append(item)
+            found.append(place)
+        return found
 
     def _row(self, item: Any, cls: type) -> int:
         if cls is bytes:
@@ -199,13 +218,15 @@ class _Writer:
             if len(item.symmetric_difference(other)) * 2 < len(item):
                 kind = self._kinds[_Near]
                 parts = other, frozenset(other - item), frozenset(item - other)
-        places = [*map(self.place_of, parts)]
-        level = 1 + max((self._rows[place].level for place in places if place >= 0), default=0)
+        places, rows = self._places(parts), self._rows
+        level = 1 + max([rows[place].level for place in places if place >= 0], default=0)
+        if cls not in self._shared:
+            return self._add(_Row(kind, places, level, True))
         key = kind, *places
-        if cls in self._shared and key in self._equal:
-            return self._equal[key]
-        self._equal[key] = self._add(_Row(kind, places, level, True))
-        return self._equal[key]
+        equal = self._equal.get(key)
+        if equal is None:
+            equal = self._equal[key] = self._add(_Row(kind, places, level, True))
+        return equal
 
     def _add(self, row: _Row) -> int:
         self._rows.append(row)
@@ -213,8 +234,8 @@ class _Writer:
 
     def _parts(self, item: Any, cls: type) -> Collection[Any]:
         """Return the objects to which an object's row refers."""
-        if cls in self._names:
-            return [getattr(item, name) for name in self._names[cls]]
+        if cls in self._getters:
+            return self._getters[cls](item)
         if cls is dict:
             return [part for pair in item.items() for part in pair]
         if cls is range:

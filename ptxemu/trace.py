@@ -1,7 +1,7 @@
 """The timeline of a launch: spans of warps and asynchronous units, written as a Perfetto trace.
 
-Time is nominal: the cost that the scheduler gave to each step, in the order in which it ran them.
-It shows who waits for whom and what overlaps, never how long hardware would take.
+Time is nominal: the cost that the scheduler gave to each step, in the order in which it ran them. A
+trace shows which agent waits for which and what overlaps, never how long hardware would take.
 
 File format: Chrome trace events in JSON, as ui.perfetto.dev and chrome://tracing open it; a CTA is
 a process, an agent of it ("warp 4", "TMA", "tensor core") a thread.

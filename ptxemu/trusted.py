@@ -1,12 +1,12 @@
 """The one rule for files whose content is executed: no other user may have written them.
 
-A file is trusted if the file, every folder on the way to it and every symbolic link on that way
-belong to this user or to root, and neither group nor others may write them. A sticky folder such as
-/tmp may be on the way: others can add entries there, but cannot replace ours. Folders below one
-that the user names in an environment variable are shared on purpose and are not checked.
+A file is trusted if this user or root owns the file, every folder on the way to it and every
+symbolic link on that way, and neither group nor others may write them. A sticky folder such as /tmp
+may be on the way: others can add entries there, but cannot replace ours. Folders below one that the
+user names in an environment variable are shared on purpose and are not checked.
 
-This file stands in kernelkit and in ptxemu, which do not import each other; a test holds the two to
-the same text.
+kernelkit and ptxemu, which do not import each other, have one copy of this file each; a test checks
+that the texts are equal.
 """
 
 from __future__ import annotations

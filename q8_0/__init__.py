@@ -24,7 +24,8 @@ __all__ = [
     "warmup",
 ]
 
-__getattr__, __dir__ = exports(__name__, {
+__version__: str
+exports(__name__, {
     "q8_0.activations": "Activations",
     "q8_0.api": "dequantise matvec quantise repack",
     "q8_0.files": "GgufFile",

@@ -1,4 +1,4 @@
-"""Test a wheel: install it in an empty environment, and run the examples of the READMEs there.
+"""Test a wheel: install it in an empty environment, and run the examples of the pages there.
 
     python -m build --no-isolation --outdir out/dist . && python scripts/smoke.py out/dist/*.whl
 
@@ -7,8 +7,8 @@
   - pip finds nothing wrong with its metadata;
   - each package is the installed one, has the wheel's version and is typed;
   - the entry points of pytest, vLLM and SGLang load, and the commands of the packages run;
-  - every Python example of README.md and of the packages' READMEs runs, in an empty folder without
-    the repository.
+  - every Python example of README.md, of the packages' READMEs and of docs/from_*.md runs, in an
+    empty folder without the repository.
 A failure is named by page and line, with its output. Exit code 1: something failed. pip gets
 constraints.txt, and uses the index that is configured.
 """

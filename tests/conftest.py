@@ -1,9 +1,9 @@
-"""What every test session shares: the `--hw` switch, tiers, and which tests share a worker.
+"""Shared by every test session: the `--hw` switch, tiers, and which tests share a worker.
 
-Compiling a kernel takes seconds, so the tests of one file run in one worker and can share what they
-compiled; a test that says `@pytest.mark.xdist_group(name)` chooses its own company. What a worker
-keeps soon are millions of objects, which garbage collection had better not look at again and again.
-Kernels of a group go with its last test, or a worker of the matrix would grow to 13 GB.
+Compiling a kernel takes seconds, so the tests of one file run in one worker and can share compiled
+kernels; `@pytest.mark.xdist_group(name)` on a test puts it in another group. A worker soon keeps
+millions of objects, which garbage collection should not scan again and again. Kernels of a group
+are released after its last test, or a worker of the matrix would grow to 13 GB.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class Garbage:
-    """What tests leave behind, until many kernels of groups that are over are among it."""
+    """Garbage that tests leave; it is collected once it includes many kernels of finished
+    groups.
+    """
 
     MANY = 64
 
@@ -77,10 +79,10 @@ class Garbage:
 
 @pytest.fixture
 def run(monkeypatch, capsys) -> Callable[..., CompletedProcess[str]]:
-    """run("bench.py gqa", "--json", path): what `python scripts/bench.py gqa ...` would end with,
-    in the process of the tests, which has imported torch and the DSL already.
+    """run("bench.py gqa", "--json", path): the result of `python scripts/bench.py gqa ...`, run in
+    the process of the tests, which has imported torch and the DSL already.
 
-    The first word is a whole command line; behind it stand words that are taken as they are.
+    The first string is split as a command line; the following ones are passed as they are.
     """
     monkeypatch.setenv("COLUMNS", "200")
 
@@ -98,7 +100,7 @@ def run(monkeypatch, capsys) -> Callable[..., CompletedProcess[str]]:
 
 @pytest.fixture
 def printed(run) -> Callable[..., str]:
-    """What a command prints that ends well."""
+    """Return the output of a command, which must succeed."""
 
     def call(command: str, *more: object) -> str:
         result = run(command, *more)
@@ -110,13 +112,13 @@ def printed(run) -> Callable[..., str]:
 
 @pytest.fixture
 def whole_ptxas(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels are compiled as for a GPU: for tests that read machine code."""
+    """Compile kernels as for a GPU: for tests that read machine code."""
     monkeypatch.delenv(PTXAS_VARIABLE, raising=False)
 
 
 @pytest.fixture
 def no_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No kernel is in memory, and none is compiled."""
+    """Forget all kernels in memory, and fail if one is compiled."""
 
     def refuse(*_: object) -> None:
         raise AssertionError("nothing is to be compiled")
@@ -127,15 +129,18 @@ def no_compile(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def poisoned_outputs() -> Iterator[None]:
-    """torch.empty returns NaN and large integers: what a kernel leaves unwritten is seen."""
+    """torch.empty returns NaN and large integers, so that elements that a kernel does not write are
+    noticed.
+    """
     with place.poisoned_outputs():
         yield
 
 
 @pytest.fixture
 def changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
-    """changed(module, users, name, (old, new), ...): each of `users` gets the `name` of a copy of
-    `module` in which each old text, which stands there once, is the new one."""
+    """changed(module, users, name, (old, new), ...): copy `module`, replace each old text by the
+    new one, and set `name` of each of `users` to that of the copy. Each old text occurs once.
+    """
     serial = itertools.count()
 
     def change(
@@ -161,7 +166,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--bindings"):
         config.pluginmanager.register(Bindings(config.getoption("--bindings")))
     elif not config.getoption("--hw"):
-        os.environ.setdefault(PTXAS_VARIABLE, "-O1")  # a tenth of a compile less
+        os.environ.setdefault(PTXAS_VARIABLE, "-O1")  # saves a tenth of a compilation's time
     config.pluginmanager.register(Garbage())
 
 
@@ -170,7 +175,7 @@ def _group(item: pytest.Item) -> str:
 
 
 def _release_free_memory() -> None:
-    """Pages that malloc holds between objects, to the system; glibc alone has a call for it."""
+    """Return the free pages that malloc holds to the system; only glibc has a call for it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -20,7 +20,7 @@ EDGE = re.compile(r"(?<![:.\w])([A-Za-z_]\w*)\.(?:wait|wait_free|acquire|signal|
 # A row of a table of edges: name, producer -> consumer, payload.
 ROW = re.compile(r"^(\w+) +(\w+) +-> (\w+)  ", re.MULTILINE)
 QUOTED = re.compile(r'"(\w+)"')
-# Of pseudo-code: arithmetic, and rounding to a format.
+# In pseudo-code: arithmetic, and rounding to a format.
 OURS = {"range", "max", "min", "sum", "exp2", "exp", "log2", "ceil", "round", "e4m3", "fp16"}
 
 
@@ -65,7 +65,7 @@ def words_of(path: str) -> tuple[set[str], set[str]]:
 
 
 def mistakes(text: str) -> list[str]:
-    """What a page names and no file of its list has, each with its line."""
+    """Names on a page that no file of its list has, each with its line."""
     files, found = FILE.findall(text), []
     missing = [path for path in files if not (ROOT / path).is_file()]
     if missing:

@@ -1,6 +1,6 @@
-"""The house as docs/architecture.md draws it: what circles and arrows upwards are, few hops.
+"""The house as docs/architecture.md draws it: detection of cycles and upward arrows, few hops.
 
-That there are none is among the rules of the house, which parse every file (test_house_rules.py).
+test_house_rules.py, which parses every file, checks that there are none.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def sources(**texts: str) -> list[Source]:
 
 
 def test_a_circle_of_files_and_one_of_folders_are_seen():
-    """Also through an import inside a function or for type checkers, in lab/, and through files
-    that are none by themselves."""
+    """Imports inside a function or for type checkers count, as do those in lab/, and through files
+    that are in no cycle by themselves."""
     lazily = "def f():\n    from kernelkit.device import tmem\n"
     found = house(sources(**{
         "kernelkit/device/tmem.py": "from kernelkit.device import umma\n",
@@ -66,7 +66,7 @@ def test_hops_of_a_second_call():
 
 
 def test_a_checked_call_goes_through_no_more_files_than_it_did():
-    """lab.house.hops.GOALS is what the design asks for; these are ceilings on the way there."""
+    """lab.house.hops.GOALS has the goals of the design; these are ceilings on the way to them."""
     ceilings = {
         "attention": (12, 44), "decode": (12, 42), "fused_moe": (17, 179), "append_rows": (12, 38),
     }  # fmt: skip

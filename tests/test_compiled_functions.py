@@ -1,5 +1,6 @@
-"""Every public function in front of an operator, within `torch.compile` without a graph break, has
-the bits of the plain call."""
+"""Every public function of an operator gives the bits of the plain call within `torch.compile`,
+without a graph break.
+"""
 
 from __future__ import annotations
 

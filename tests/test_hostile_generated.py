@@ -1,5 +1,5 @@
-"""Generated calls that somebody gets wrong: refused with an error that names what is wrong, before
-anything is compiled, launched or changed; or they reach the compiler, as calls that are right do.
+"""Generated wrong calls: they are refused with an error that names what is wrong, before anything
+is compiled, launched or changed; or they reach the compiler, like right calls.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.support.hostile.generator import Call, calls
 from tests.support.hostile.plain import Reached, tensors
 
 OF_A_TEST = 100
-# What messages call parts of an argument.
+# Names of parts of an argument in messages.
 ALSO = {
     "rope": ("cos", "sin"), "of_layer": ("map",), "query": ("q", "q_scales", "weights"),
 }  # fmt: skip
@@ -47,7 +47,8 @@ def reaching(monkeypatch):
 
 
 def outcome(call: Call) -> tuple[str, str]:
-    """('refused' or 'accepted', the message), or ('wrong', why) for what a call may not do."""
+    """Return ('refused' or 'accepted', message), or ('wrong', reason) if the call does something
+    forbidden."""
     before = [(tensor, _bytes(tensor)) for tensor in _memory(call.given)]
     try:
         if call.raised is not None:
@@ -68,7 +69,7 @@ def outcome(call: Call) -> tuple[str, str]:
 
 
 def complaint(call: Call) -> str:
-    """What is wrong with how a call ends, '' for nothing."""
+    """Return what is wrong with the end of a call, '' for nothing."""
     kind, text = outcome(call)
     if kind == "wrong":
         return text
@@ -84,7 +85,7 @@ def complaint(call: Call) -> str:
 
 
 def _memory(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors that have bytes of their own on the CPU."""
+    """Yield the tensors that have their own bytes on the CPU."""
     for _, tensor in tensors(value):
         plain = tensor.layout is torch.strided and not tensor.is_nested and tensor.is_cpu
         if plain and tensor.untyped_storage().nbytes():
@@ -92,14 +93,14 @@ def _memory(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of the memory that a tensor is in."""
+    """Copy the memory of a tensor's storage."""
     storage = tensor.untyped_storage()
     return torch.empty(0, dtype=torch.uint8).set_(storage).clone()
 
 
 @pytest.mark.parametrize("name", BASES)
 def test_a_call_that_is_right_is_accepted(name, reaching):
-    """Otherwise its changes would be refused for another reason."""
+    """Otherwise its changes could be refused for another reason."""
     base = BASES[name]
     kind, text = outcome(Call(base, base.arguments(), (), "is right", False, False))
     assert kind == "accepted", text
@@ -113,15 +114,15 @@ def test_calls_that_are_wrong_are_refused_by_name(seed, reaching):
 
 
 def test_the_calls_are_of_many_kinds(reaching):
-    """At least a third is refused, and of every function some."""
-    drawn = [*calls(BASES, 1, 300)]
+    """At least a third is refused, among them calls of every function."""
+    drawn = [*calls(BASES, 1, 6 * len(BASES))]
     refused = collections.Counter(call.base.name for call in drawn if outcome(call)[0] == "refused")
     assert refused.total() > 100
     assert refused.keys() == BASES.keys()
 
 
 PACKAGES = (fmha, mla, gqa_lowlatency, kvcache, moe, q8_0, parallel)
-WITHOUT = {  # a base: what has no arguments of a user's
+WITHOUT = {  # names without a base, since users pass them no arguments
     "Admission": "a result", "Copy": "a result", "Permutation": "a result", "Plan": "a result",
     "Request": "a result", "StepView": "a result", "Step": "a result", "Work": "a result",
     "Pool": "an enum", "BlockFormat": "a row of FORMATS",
@@ -130,8 +131,8 @@ WITHOUT = {  # a base: what has no arguments of a user's
 
 
 def public(package: ModuleType) -> Iterator[tuple[str, Any]]:
-    """Yield the names of a package's functions and classes, and what they are; no errors, and no
-    types of options, which functions have in their signatures."""
+    """Yield names and values of a package's functions and classes, without errors and without types
+    of options, which are part of functions' signatures."""
     for name in package.__all__:
         value = getattr(package, name)
         error = isinstance(value, type) and issubclass(value, Exception)
@@ -141,7 +142,7 @@ def public(package: ModuleType) -> Iterator[tuple[str, Any]]:
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
 def test_all_that_is_public_has_a_base(package):
-    """A function is called by one; a class is, or one of the arguments is of it."""
+    """A base calls each function; each class is called, or is the type of an argument."""
     functions = {inspect.unwrap(base.function) for base in BASES.values()}
     kinds = {type(value) for base in BASES.values() for value in _values(base.arguments())}
     missing = [
@@ -160,7 +161,7 @@ def test_nothing_is_left_out_that_is_gone():
 
 
 def _values(value: Any) -> Iterator[Any]:
-    """Yield a value and all that stand in it."""
+    """Yield a value and everything inside it."""
     yield value
     parts: Iterable[Any] = ()
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Generated calls that somebody gets wrong and that are accepted are right, in every bit."""
+"""Generated wrong calls that are accepted give right results, in every bit."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tests.support.hostile.plain import Reached, unlike_plain
 
 OF_A_TEST = 100  # calls, about 20 of which are accepted
 COMPUTING = {name: base for name, base in BASES.items() if base.computed}
-KERNELS = 8  # compiled by a test; a call that needs one more is passed over
+KERNELS = 8  # compiled by a test; a call that needs one more is skipped
 
 
 @pytest.fixture
 def few_kernels(monkeypatch):
-    """Raise `Reached` instead of compiling more kernels than these."""
+    """Raise `Reached` instead of compiling more than KERNELS kernels."""
     make, left = kernel_compile._make, [KERNELS]
 
     def limited(*key):

@@ -1,4 +1,4 @@
-"""Each house rule fails on the snippet it was written against, and stays silent on its cure."""
+"""Each house rule fails on the snippet that it was written against, and passes on its cure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def jit(text: str) -> str:
     return f"{JIT}def f{text}: ...\n"
 
 
-# rule, what breaks it, what does not
+# rule, a snippet that breaks it, one that does not
 PROBES = [
     (size.file_length, "x = 1\n" * 801, "x = 1\n" * 800),
     (size.function_length, function_of(61), function_of(60)),
@@ -63,7 +63,7 @@ PROBES = [
     (dsl.advanced_state_returns, JIT + "def step(self):\n    self.consumer.wait_and_advance()\n",
      JIT + "def run(self, state):\n    state.advance()\n"),
     (dsl.advanced_state_returns, JIT + "def step(cursor):\n    cursor.advance()\n",
-     "def step(cursor):\n    cursor.advance()\n"),  # the advance of another library
+     "def step(cursor):\n    cursor.advance()\n"),  # `advance` of another library
     (dsl.no_advance_on_exit, JIT + "def __exit__(self, *error):\n    self.state.advance()\n",
      JIT + "def __exit__(self, *error):\n    self.pipe.release(self.state)\n"),
     (dsl.no_nested_roles, JIT + "def kernel():\n    def load(): ...\n    load()\n",

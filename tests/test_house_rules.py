@@ -1,7 +1,7 @@
 """The house rules hold: limits, import direction, the DSL's silent traps, prose.
 
-`lab.house` has the rules, tests/test_house_probes.py shows that each of them can fail, and
-ruff holds the rest.
+`lab.house` has the rules, tests/test_house_probes.py shows that each of them can fail, and ruff
+checks the rest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lab.tools import style
 EVERYWHERE = None
 KEPT = (".py", ".md", ".toml", ".txt", ".ptx", ".sh", ".yml", ".yaml", ".json", ".cfg", ".ini", "")
 
-# rule -> the top-level folders it looks at
+# rule -> the top-level folders that it checks
 RULES_OF_A_FILE = {
     size.file_length: EVERYWHERE,
     size.function_length: EVERYWHERE,
@@ -51,7 +51,7 @@ def _unexcused(rule: str, findings: list[Finding]) -> list[str]:
 
 
 def _all_findings(everything: list[Source]) -> dict[str, list[Finding]]:
-    """Every rule's findings over the repository, exceptions included."""
+    """Return every rule's findings in the repository, exceptions included."""
     found = {rule.__name__: list(rule(everything)) for rule in RULES_OF_THE_TREE}
     for rule, folders in RULES_OF_A_FILE.items():
         chosen = (s for s in everything if folders is EVERYWHERE or s.package in folders)
@@ -69,7 +69,7 @@ def everything() -> list[Source]:
 
 @pytest.fixture(scope="module")
 def found(everything) -> dict[str, list[Finding]]:
-    gc.disable()  # it would look at millions of nodes of trees again and again
+    gc.disable()  # it would scan millions of nodes of trees again and again
     try:
         return _all_findings(everything)
     finally:
@@ -94,14 +94,14 @@ def test_every_exception_is_needed_and_has_a_reason(found):
 
 
 def test_tests_of_a_file_share_a_worker(request):
-    """pytest-xdist names the group at the end of an id: with pytest 9.2 it silently did not, and
+    """pytest-xdist appends the group to a test's id. With pytest 9.2 it silently did not, and
     compiled every kernel in every worker (pytest-xdist #1386)."""
     grouped = request.config.getoption("loadgroup", default=False)
     assert request.node.nodeid.endswith("@tests/test_house_rules.py") == grouped
 
 
 def test_no_count_of_prose_offences_rises_or_is_stale(everything):
-    """`python scripts/house.py prose` shows them; `--write` keeps counts that have fallen."""
+    """`python scripts/house.py prose` shows them; `--write` stores counts that have fallen."""
     assert prose.counted([*prose.offences(everything)]) == prose.allowed()
 
 
@@ -114,5 +114,5 @@ def test_no_arrow_goes_upwards(everything):
 
 
 def test_the_map_is_of_the_imports_of_today(everything):
-    """`python scripts/report.py --docs --only map` draws it anew."""
+    """`python scripts/report.py --docs --only map` redraws it."""
     assert style.source_of(ROOT / "docs" / "house.png") == map.source(house(everything))

@@ -1,5 +1,4 @@
-"""The language of docstrings and pages keeps its rules; each rule fails on what it was written
-against."""
+"""The language of docstrings and pages follows its rules; each rule fails on an example."""
 
 from __future__ import annotations
 
@@ -32,3 +31,14 @@ def test_a_long_heading_is_seen_outside_of_code():
     assert [*prose.heading_length(path, "## " + "a" * 81)]
     assert not [*prose.heading_length(path, "## " + "a" * 80)]
     assert not [*prose.heading_length(path, "```\n# " + "a" * 90 + "\n```")]
+
+
+@pytest.mark.parametrize(("rule", "wrong", "right"), [
+    (prose.page_sentences, f"It has {'a ' * 34}tile.", f"It has {'a ' * 32}tile."),
+    (prose.page_sentences, f"- {'a ' * 36}", f"| {'a ' * 36} |"),
+    (prose.page_sentences, f"- {'a ' * 36}", f"```\n{'a ' * 36}\n```"),
+    (prose.page_phrases, "A damaged file is said.", "A warning names a damaged file."),
+])  # fmt: skip
+def test_a_rule_of_pages_fails_on_what_it_is_against(rule, wrong, right):
+    for text, broken in ((wrong, True), (right, False)):
+        assert bool([*rule(PurePosixPath("docs/page.md"), text)]) is broken

@@ -1,5 +1,6 @@
-"""The pages outside of packages tell the truth: their Python runs, their commands and trees exist,
-links to headings lead somewhere, and the index of notes/ has every page and its newest entry."""
+"""The pages outside of packages are true: their Python runs, their commands and trees exist, links
+to headings have targets, and the index of notes/ lists every page and its newest entry.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def test_scripts_of_the_readme_exist():
 
 
 def test_python_about_compiled_kernels_runs():
-    """And names kernels; that they compile is other tests' business."""
+    """The program runs, and names kernels; other tests check that these compile."""
     (program,) = PYTHON.findall(COMPILED)
     with collecting() as keys:
         exec(program, {})
@@ -85,7 +86,7 @@ def test_variables_about_compiled_kernels_exist():
 
 
 def anchor(heading: str) -> str:
-    """As GitHub makes it."""
+    """Return the anchor that GitHub makes for a heading."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 

@@ -1,4 +1,4 @@
-"""What is released says the same everywhere: versions, packages that are installed and typed."""
+"""Released data agree everywhere: versions, packages that are installed and typed."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def test_every_package_is_typed():
 
 
 def test_packages_are_python_and_pages():
-    """And tables of what was measured, which are named as package data, as any other file would
-    have to be."""
+    """Tables of measurements are included, too; like any other files they have to be listed as
+    package data."""
     folders = {"kernelkit": "tune/tables", "cycle_model": "parameters"}
     for package, folder in folders.items():
         assert f'\n{package} = ["{folder}/*.json"]' in PROJECT
@@ -72,8 +72,9 @@ def test_packages_are_python_and_pages():
 
 
 def test_requirements_that_are_pinned_lie_in_their_ranges():
-    """`constraints.txt` has a version of each, so that what it installs is what is declared."""
-    from packaging.requirements import Requirement  # of pytest
+    """`constraints.txt` has a version of each, so that the installed packages are those
+    declared."""
+    from packaging.requirements import Requirement  # comes with pytest
 
     (declared,) = re.findall(r"^dependencies = \[\n(.*?)^\]", PROJECT, re.M | re.DOTALL)
     pins = re.findall(r"^(\S+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.M)

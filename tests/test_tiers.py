@@ -1,4 +1,4 @@
-"""Tables of tiers: how a row is read, that each decides something, that nothing else does."""
+"""Tables of tiers: how a row is read, that each row decides something, and nothing else does."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_last_row_decides_and_tests_take_turns():
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_every_row_decides_something(folder, request):
-    """Of a folder that was collected whole, as by `make test`."""
+    """This needs a folder that was collected as a whole, as by `make test`."""
     decided = request.config.stash[DECIDED]
     if folder not in decided:
         pytest.skip("not all of its tests were collected")

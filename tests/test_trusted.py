@@ -1,5 +1,6 @@
-"""What other users may write is never executed: the kernel cache, folders of kernels made ahead of
-time, what the emulator keeps, its machine code."""
+"""Files that other users may write are never executed: the kernel cache, folders of kernels made
+ahead of time, data kept by the emulator, its machine code.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="no owners of
 
 @pytest.fixture
 def owners(monkeypatch) -> dict[str, int]:
-    """Path -> the user that it belongs to, by `chown` as root, else by a faked status."""
+    """Path -> its owner, set by `chown` if root, else by a faked status."""
     if os.geteuid() == 0:
         return _Chowned()
     found: dict[str, int] = {}
@@ -118,7 +119,8 @@ def test_root_may_own_it(tmp_path, owners, monkeypatch):
 
 
 def test_a_sticky_folder_may_be_on_the_way(tmp_path):
-    """As /tmp is; but nothing is written into it, where others could make a name of ours first."""
+    """/tmp is such a folder. But nothing is written directly into it, where others could create our
+    file name first."""
     sticky = made(tmp_path / "sticky", 0o1777)
     file = made(made(sticky / "ours", 0o700) / "file", 0o600, b"")
     assert GUARD.read(file) == b""
@@ -143,7 +145,7 @@ def test_a_link_leads_to_what_is_checked_too(tmp_path):
 
 
 def test_the_open_file_counts_and_not_its_name(tmp_path, monkeypatch):
-    """Exchanged between the check and the opening: what is read is what was checked."""
+    """The file is exchanged between check and opening: the file that is read is the checked one."""
     file = made(tmp_path / "file", 0o600, b"ours")
     other = made(tmp_path / "other", 0o666, b"theirs")
 
@@ -175,7 +177,7 @@ def test_folders_are_made_for_this_user_alone(tmp_path, monkeypatch):
 
 
 def test_a_draft_is_not_written_through_a_link(tmp_path, monkeypatch):
-    monkeypatch.setattr(trusted.Path, "unlink", lambda *_, **__: None)  # made between the two
+    monkeypatch.setattr(trusted.Path, "unlink", lambda *_, **__: None)  # created between the two
     victim = made(tmp_path / "victim", 0o600, b"whole")
     monkeypatch.setattr(trusted.threading, "get_ident", lambda: 7)
     (tmp_path / f".new-{os.getpid()}-7-file").symlink_to(victim)
@@ -196,13 +198,18 @@ def test_the_switch_names_folders(tmp_path, monkeypatch, named):
         GUARD.read(file)
 
 
-# ---- whoever keeps something that is executed
+# ---- parts that keep executable files
 
 
 @dataclass(frozen=True)
 class User:
-    """A part of the project that keeps files. keep: into the folder; find: what is there, None for
-    nothing; variable: its switch; warning: of what it warns."""
+    """A part of the project that keeps files.
+
+    keep: writes a file into the folder.
+    find: returns the kept file's content, None for nothing.
+    variable: its switch.
+    warning: class of its warnings.
+    """
 
     keep: Callable[[Path], Any]
     find: Callable[[Path], Any]
@@ -259,7 +266,7 @@ def user(request) -> User:
 
 
 def files(folder: Path) -> list[Path]:
-    """What is kept, without locks."""
+    """List the kept files, without locks."""
     return [p for p in folder.rglob("*") if p.is_file() and p.suffix != ".lock"]
 
 
@@ -273,7 +280,7 @@ def test_what_is_kept_is_found_and_private(tmp_path, user):
 @pytest.mark.parametrize("how", ["foreign", "writable"])
 @pytest.mark.parametrize("which", ["folder", "file"])
 def test_nobody_uses_what_others_may_write(tmp_path, user, owners, monkeypatch, how, which):
-    """A warning names it; the switch allows it."""
+    """A warning names the file; the switch allows it."""
     folder = tmp_path / "folder"
     user.keep(folder)
     (file,) = files(folder)
@@ -290,7 +297,7 @@ def test_nobody_uses_what_others_may_write(tmp_path, user, owners, monkeypatch, 
 
 def test_nothing_is_written_where_others_may_write(tmp_path, user):
     folder = made(tmp_path / "folder", 0o777)
-    if user is USERS["measured choices"]:  # asked for by name: an error
+    if user is USERS["measured choices"]:  # requested by name: an error
         with pytest.raises(Untrusted):
             user.keep(folder)
     else:
@@ -300,7 +307,7 @@ def test_nothing_is_written_where_others_may_write(tmp_path, user):
 
 
 def test_a_foreign_file_is_replaced(tmp_path, owners):
-    """In a folder of ours it costs one compilation."""
+    """A compilation is the only cost, in our own folder."""
     store = Store(tmp_path / "folder", 1 << 20)
     store.put_kernel("ab12", ARTIFACT)
     (file,) = files(tmp_path / "folder")
@@ -391,11 +398,11 @@ def test_a_digest_covers_the_kernels(ahead):
 
 # ---- two users at once
 
-FORK = multiprocessing.get_context("fork")  # modules are loaded: a stranger may not read them
+FORK = multiprocessing.get_context("fork")  # modules are loaded: another user may not read them
 
 
 def _be_stranger(folder: Path, end: Connection) -> None:
-    "".encode("cp437")  # the name of a file in an archive: loaded now, too
+    "".encode("cp437")  # loads the codec now: it decodes names of files in an archive
     os.setgid(STRANGER)
     os.setuid(STRANGER)
     store = Store(folder, 1 << 20)
@@ -404,7 +411,7 @@ def _be_stranger(folder: Path, end: Connection) -> None:
 
 
 def as_stranger(folder: Path) -> str:
-    """The kernel that another user finds, after having tried to keep one."""
+    """Return the kernel that another user finds, after having tried to keep one."""
     ours, theirs = FORK.Pipe(duplex=False)
     process = FORK.Process(target=_be_stranger, args=(folder, theirs))
     process.start()

@@ -1,11 +1,18 @@
-"""What mypy says of a user's file: wrong names and types of arguments, and the types of results.
+"""Messages of mypy and pyright for a user's file: wrong names and types of arguments, and the types
+of results.
 
-The file is checked by the settings and the cache of `make lint`, so it takes a second after that.
+mypy uses the settings and the cache of `make lint`, so it takes a second after that.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from mypy import api
@@ -19,6 +26,7 @@ import fmha
 import gqa_lowlatency
 import kvcache
 import moe
+import ptxemu
 import q8_0
 
 def use(
@@ -54,6 +62,10 @@ TYPES = {
     "q8_0.matvec(weights, x, out_dtype=torch.float32)": OUT,
     "kvcache.append_rows((rows, x), None, x)": "None",
     "kvcache.gather(rows, x, x)": "None",
+    "fmha.__version__": "str",
+    "ptxemu.Options(check=True)": "Options",
+    "kvcache.page_table(x, x, x, 16, max_pages=4)": LSE,
+    "kvcache.page_slots(x, x, 16, entries=x)": OUT,
 }
 WRONG = [
     "fmha.attention(x, x, x, casual=True)",
@@ -85,31 +97,51 @@ WRONG = [
     "kvcache.append_rows((rows, x), None, x, bakend='auto')",
     "kvcache.gather(rows, x, [x])",
     "kvcache.gather(rows, x, x, into=x)",
+    "fmha.attentoin(x, x, x)",
+    "kvcache.Cach",
+    "ptxemu.Option(check=True)",
 ]
 
 
-@pytest.fixture(scope="module")
-def said(tmp_path_factory) -> dict[str, list[str]]:
-    """Map each line of the user's file to what mypy says of it."""
-    lines = [*(f"reveal_type({call})" for call in TYPES), *WRONG]
-    path = tmp_path_factory.mktemp("user") / "user.py"
-    path.write_text(HEAD + "".join(f"    {line}\n" for line in lines), encoding="utf-8")
+def mypy(path: Path) -> Iterator[tuple[int, str]]:
     settings = ["--config-file", str(ROOT / "pyproject.toml"), "--no-error-summary"]
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(ROOT)  # whose packages it then sees, and whose cache
         found, failed, _ = api.run([*settings, str(path)])
     assert not failed
+    for number, words in re.findall(r"user\.py:(\d+): (.*)", found):
+        yield int(number), words
+
+
+def pyright(path: Path) -> Iterator[tuple[int, str]]:
+    command = shutil.which("pyright")
+    if command is None:
+        pytest.skip("pyright is not installed: pip install 'pyright[nodejs]'")
+    config = {"extraPaths": [str(ROOT)], "typeCheckingMode": "standard"}
+    path.with_name("pyrightconfig.json").write_text(json.dumps(config), encoding="utf-8")
+    run = [command, "--outputjson", "--pythonpath", sys.executable, path.name]
+    done = subprocess.run(run, cwd=path.parent, capture_output=True, text=True, timeout=300)
+    for found in json.loads(done.stdout)["generalDiagnostics"]:
+        yield found["range"]["start"]["line"] + 1, f"{found['severity']}: {found['message']}"
+
+
+@pytest.fixture(scope="module", params=[mypy, pyright], ids=lambda checker: checker.__name__)
+def said(request, tmp_path_factory) -> dict[str, list[str]]:
+    """Map each line of the user's file to a type checker's messages."""
+    lines = [*(f"reveal_type({call})" for call in TYPES), *WRONG]
+    path = tmp_path_factory.mktemp("user") / "user.py"
+    path.write_text(HEAD + "".join(f"    {line}\n" for line in lines), encoding="utf-8")
     text: dict[str, list[str]] = {line: [] for line in lines}
     before = HEAD.count("\n")
-    for number, words in re.findall(r"user\.py:(\d+): (.*)", found):
-        text[lines[int(number) - before - 1]].append(words)
+    for number, words in request.param(path):
+        text[lines[number - before - 1]].append(words)
     return text
 
 
 @pytest.mark.parametrize("call", TYPES)
 def test_type_of_a_result(call, said):
     (words,) = said[f"reveal_type({call})"]
-    (found,) = re.findall(r'Revealed type is "(.*)"', words)
+    (found,) = re.findall(r'(?:Revealed type| )is "([^"]*)"$', words)
     assert re.sub(r"\w+\.", "", found) == TYPES[call]
 
 

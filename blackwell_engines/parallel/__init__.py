@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 __all__ = ["join", "own_positions", "own_tokens", "ring_attention"]
 
-__getattr__, __dir__ = exports(__name__, {
+__version__: str
+exports(__name__, {
     "blackwell_engines.parallel.ring": "join own_positions own_tokens ring_attention",
 })  # fmt: skip

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
 __all__ = ["NAME", "pack_experts", "register"]
 
-__getattr__, __dir__ = exports(__name__, {
+__version__: str
+exports(__name__, {
     "blackwell_engines.transformers.packing": "pack_experts",
     "blackwell_engines.transformers.registry": "NAME register",
 })  # fmt: skip

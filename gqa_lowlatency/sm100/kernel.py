@@ -1,8 +1,8 @@
 """The decode kernel of Blackwell: host entry, prologue, dispatch of the warps.
 
-Read `plan.py` first (who, where, who waits for whom), then this file, then `roles/` in the order in
-which data flows: load, mma, epilogue (columns, correction). What the
-cluster does together is in `gqa_lowlatency/shared/`.
+Read `plan.py` first (roles, buffers, waits), then this file, then `roles/` in the order in which
+data flows: load, mma, epilogue (columns, correction). `gqa_lowlatency/shared/` holds the work that
+the CTAs of a cluster share.
 
 One cluster per batch entry, KV head and tile of query rows; its CTAs share the keys.
 """

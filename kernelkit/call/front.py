@@ -253,11 +253,15 @@ _PLAIN = frozenset({bool, int, str, type(None), torch.dtype})
 
 def fronted(hints: Mapping[str, str] = _NONE) -> Callable[[Function], Function]:
     """Decorator of a public function that checks and arranges the arguments of one call of an
-    operator, does nothing else with tensors, and returns results of it. hints: names that users of
-    other libraries will try -> the name here, which the answer to a wrong name is.
+    operator, does nothing else with tensors, and returns the operator's results.
 
-    A call on a GPU whose options and layouts were seen before, with plain values, tensors, and
-    sequences and dataclasses of such, goes past the function and the operator.
+    A GPU call skips the function and the operator if a call with the same options and layouts was
+    seen before. Its arguments have to be plain values, tensors, or sequences and dataclasses of
+    such.
+
+    Args:
+        hints: name that users of other libraries will try -> the name here; the error for a wrong
+            name shows it.
     """
 
     def around(function: Function) -> Function:
@@ -328,12 +332,25 @@ def _fields(kind: type) -> Callable[[Any], Iterable[Any]] | None:
 
 
 def _asked(function: Callable, hints: Mapping[str, str], args: tuple, options: dict) -> Any:
-    """Call the function; for a wrong name raise an error with the right one."""
+    """Call the function; for a wrong name raise an error with the right one, and for arguments that
+    are given by position and should not be, one with the names of the others."""
     try:
         return function(*args, **options)
     except TypeError:
         require_names(function, options, hints)
+        _require_positions(function, args)
         raise
+
+
+def _require_positions(function: Callable, args: tuple) -> None:
+    """Raise TypeError for more arguments by position than a function has."""
+    parameters = inspect.signature(function).parameters.values()
+    own = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    if len(args) > len(own):
+        raise TypeError(
+            f"{function.__name__} has {len(args)} arguments by position: it takes "
+            f"{', '.join(own)}, and all others by name"
+        )
 
 
 # ---- options

@@ -170,7 +170,9 @@ def _emulated_of(archs: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def sms_of(device: torch.device) -> int:
-    """SMs of a CUDA device; where a launch is emulated, of a B200, or of what it is told to be."""
+    """Return the number of SMs of a CUDA device; for an emulated launch, that of the emulated arch
+    (by default a B200).
+    """
     if device.type != "cuda":
         active = _emulation.get()
         return hw.SMS_OF[active.arch or "sm_100a"] if active else hw.SMS

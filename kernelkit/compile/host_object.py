@@ -2,7 +2,7 @@
 
 The DSL turns a host function into position-independent code of the large model, which needs a
 global offset table and four kinds of relocation (System V ABI, AMD64 supplement, section 4.4).
-Anything else is refused by name.
+Anything else raises ObjectError, which names it.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     kernels/<first two digits>/<digest of the traced code>.kernel    an `Artifact`
     configs/<first two digits>/<digest of config and sources>.json   the digest of its kernel
 
-Files appear whole, by renaming, so that a process that is killed leaves no torn one. What does not
-read well is dropped, said so, and compiled again. A folder that cannot be written is said once, and
-is no error. Kernels are executed, so a folder or file that another user may write is not used
+A file appears whole, by renaming, so a killed process leaves no torn one. A damaged file is removed
+with a warning, and its kernel is compiled again. A folder that cannot be written causes one warning
+and no error. Kernels are executed, so a folder or file that another user may write is not used
 (`kernelkit.compile.trusted`); a warning names it.
 """
 
@@ -118,7 +118,7 @@ class Store:
         return content
 
     def kernel(self, digest: str) -> Artifact | None:
-        """The artefact, None where there is none or a damaged one, which is said."""
+        """Return the artefact; None if there is none. A damaged one is removed with a warning."""
         path = self._kernel_path(digest)
         data = self._read(path)
         if data is None:

@@ -250,7 +250,7 @@ def producer_state(stages: int) -> PipelineState:
 
 
 def consumer_state(stages: int) -> PipelineState:
-    """State of who waits for filled stages."""
+    """Pipeline state of a consumer, which waits for filled stages."""
     return make_pipeline_state(PipelineUserType.Consumer, stages)
 
 

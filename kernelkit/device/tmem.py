@@ -3,16 +3,20 @@
 An accumulator tile of 128 rows keeps row r in lane r and column n in TMEM column n (PTX ISA,
 tcgen05 data path layout D). Warp w of a warpgroup reaches lanes 32 w .. 32 w + 31 only, so thread r
 of the warpgroup owns row r, and a whole row needs no shuffle. In a CTA pair with 64 rows per CTA
-(layout B) lanes r and 64 + r hold the two halves of row r: what is said of row r below is then said
-of lane r. Non-goals: M = 64 in one CTA, 16-bit accumulators.
+(layout B) lanes r and 64 + r hold the two halves of row r; read "row r" below as "lane r" there.
+Non-goals: M = 64 in one CTA, 16-bit accumulators.
 
-Fragments of a warp's MMAs lie there, too. A warp reaches 32 lanes of tensor memory; half of them,
-16 rows, are what an MMA of 16 rows has in registers. Thread 4 g + t has of an A operand in 16 bits,
-16 columns of K at a time, four words of two neighbours along K: row g and row g + 8 at 2 t, then
-both at 2 t + 8 (tcgen05.st.16x128b). Of an accumulator in fp32, eight columns at a time, it has
-columns 2 t and 2 t + 1 of row g, then of row g + 8 (tcgen05.ld.16x256b). So what a warp or
-warpgroup has for mma.sync or wgmma goes to tensor memory as it is, and a sum comes back as these
-would leave it.
+Fragments of a warp's MMAs can lie in tensor memory, too. A warp reaches 32 lanes; half of them, 16
+rows, are what an MMA of 16 rows has in registers:
+
+- A operand in 16 bits, 16 columns of K at a time: thread 4 g + t has four words, each two
+  neighbours along K. They are row g and row g + 8 at 2 t, then both at 2 t + 8
+  (tcgen05.st.16x128b).
+- Accumulator in fp32, eight columns at a time: thread 4 g + t has columns 2 t and 2 t + 1 of row g,
+  then of row g + 8 (tcgen05.ld.16x256b).
+
+So the fragments of mma.sync and wgmma go to tensor memory as they are, and a sum comes back in
+their accumulator layout.
 
 Source: PTX ISA, "Data Movement Shape" of tcgen05, and the fragments of mma.m16n8k16.
 """

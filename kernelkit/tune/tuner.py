@@ -132,24 +132,25 @@ def tune(
     machine: Machine | None = None,
     bench_of: Callable[[Subject, Any, torch.device], Bench] | None = None,
 ) -> list[Outcome]:
-    """Find the fastest options of shapes, and keep them for calls like these of later processes,
-    and of this one where it has not made such a call yet.
+    """Find the fastest options for shapes, and keep them for later processes.
+
+    Calls of this process use them, too, unless it has made such a call already.
 
     Args:
         name: one of SUBJECTS.
-        shapes: of the subject's own kind (`subject(name).shape`).
-        device: a CUDA GPU, which nobody else should use meanwhile; the current one by default.
-        exhaustive: every candidate is sampled to the end, instead of the faster ones alone. What is
-            kept is what a race without it finds.
-        keep: whether what is found is kept in the user's cache folder.
+        shapes: of the subject's type (`subject(name).shape`).
+        device: a CUDA GPU that nobody else should use meanwhile; the current one by default.
+        exhaustive: sample every candidate to the end, not only the faster ones. The result that is
+            kept is the one of a race without this option.
+        keep: whether results are kept in the user's cache folder.
         workers: processes that compile; they import the main module as `multiprocessing` does.
-        progress: is told in words what happens.
-        machine, bench_of: of tests: what the GPU is, and what makes samplers of a shape.
+        progress: called with a line of text at each step.
+        machine, bench_of: for tests: the GPU's description, and the maker of a shape's samplers.
 
     Raises:
         ValueError: for another name, a device that is no GPU, or a cache that is switched off.
         NotImplementedError: for a GPU that the operator is not written for.
-        OSError: where the file cannot be written.
+        OSError: if the file cannot be written.
     """
     about, say = subject(name), progress or (lambda _: None)
     where = torch.device("cuda" if device is None else device)

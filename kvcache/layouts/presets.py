@@ -397,6 +397,7 @@ def preset(name: str, **options: Any) -> Layout:
 PRESETS: MappingProxyType[str, Callable[..., Layout]] = MappingProxyType(
     {name: partial(preset, name) for name in CONFIGS}
 )
+"""Functions that make the layouts of known models, by the name of the model."""
 deepseek_v4_pro = PRESETS["deepseek-v4-pro"]
 deepseek_v4_flash = PRESETS["deepseek-v4-flash"]
 deepseek_v41_flash = PRESETS["deepseek-v4.1-flash"]

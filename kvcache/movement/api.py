@@ -1,15 +1,18 @@
 """Append, gather, copy and checksum.
 
-A tensor on a CUDA GPU of compute capability 9.0 or 10.x runs there (of `append_pages` and
-`gather_pages` also on 8.x and 12.x), one on the CPU in the emulator;
-`backend` and `arch`: see `kernelkit.call.launch.choose_target`. Each call is one launch (a checksum
-another, which writes zeros), can be captured in a graph, and does nothing for no rows.
+Tensors on a CUDA GPU of compute capability 9.0 or 10.x run there (`append_pages` and `gather_pages`
+also on 8.x and 12.x); tensors on the CPU run in the emulator. For `backend` and `arch` see
+`kernelkit.call.launch.choose_target`. Each call is one launch (a checksum another, which writes
+zeros), can be captured in a graph, and does nothing for no rows.
 
-Every function checks all of its arguments before anything compiles. It raises TypeError for a wrong
-kind of argument, ValueError for a shape, dtype, stride, device or number that does not fit, and
-NotImplementedError for a record that has no kernel or a tensor that requires grad. Numbers in
-tables are looked at on the CPU alone: on a GPU nothing waits for them, and one that is out of range
-counts as -1.
+Every function checks all of its arguments before anything compiles:
+
+- TypeError: a wrong kind of argument.
+- ValueError: a shape, dtype, stride, device or number that does not fit.
+- NotImplementedError: a record that has no kernel, or a tensor that requires grad.
+
+Numbers in tables are checked on the CPU alone. On a GPU nothing waits for them, and one that is out
+of range counts as -1.
 """
 
 from __future__ import annotations

@@ -1,17 +1,19 @@
 """Reference of the kernels of `kvcache.movement` in plain torch: bit for bit the definition.
 
-An entry of a sliding window is kv, the last ROPE elements rotated: of neighbours (x, y) at angle
-index i of the position, x cos[i] - y sin[i] and y cos[i] + x sin[i], in fp32, every product and
-sum rounded by itself. All elements become bf16, to nearest, a NaN 0x7FFF (bf16 that is not rotated
-keeps its bits). BF16_512 stores them as they are.
+An entry of a sliding window is kv with its last ROPE elements rotated. Neighbours (x, y) with angle
+index i of the position become x cos[i] - y sin[i] and y cos[i] + x sin[i], in fp32; every product
+and sum is rounded by itself. All elements become bf16, to nearest, a NaN 0x7FFF (bf16 that is not
+rotated keeps its bits). BF16_512 stores them as they are.
 
-FP8_584 stores groups of 64 NoPE elements as e4m3 of x / s, to nearest, with
-s = 2^ceil(log2(max(amax / 448, 1e-4))) as its exponent byte, so that nothing saturates (the rule of
-FlashMLA's `quant.py` and of vLLM, which round to bf16 first, too). A group with an infinity or a
-NaN is lost: its scale is 0xFF, the NaN of UE8M0, and all its elements are 0x7F, the NaN of e4m3.
-The byte behind the seven scales is 0. FP8_656 does the same with 512 NoPE elements in groups of 128
-and s itself, in fp32 (0x7FFFFFFF of a lost group). Read back, an element is e4m3 times scale in
-fp32, rounded to bf16; a NaN is 0x7FFF.
+FP8_584 stores groups of 64 NoPE elements as e4m3 of x / s, to nearest. Its exponent byte is that of
+s = 2^ceil(log2(max(amax / 448, 1e-4))), so nothing saturates. This is the rule of FlashMLA's
+`quant.py` and of vLLM, which round to bf16 first, too. A group with an infinity or a NaN is lost:
+its scale is 0xFF, the NaN of UE8M0, and all its elements are 0x7F, the NaN of e4m3. The byte after
+the seven scales is 0.
+
+FP8_656 stores 512 NoPE elements in groups of 128 by the same rule, with s itself in fp32
+(0x7FFFFFFF for a lost group). Read back, an element is e4m3 times scale in fp32, rounded to bf16; a
+NaN is 0x7FFF.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What `bench.py` does for every family: times problems on a GPU, prints tables, reads files again.
+"""Run `bench.py` for any family: time problems on a GPU, print tables, and read files again.
 
-A module of `lab.bench` names how its family is timed as `BENCH`, a `Bench` made of the flags.
+A module of `lab.bench` defines how its family is timed as `BENCH`, a `Bench` made from the flags.
 Without a GPU a run prints what follows from sizes alone.
 """
 
@@ -26,7 +26,7 @@ OUTPUT = frozenset({"show", "markdown", "plot"})  # flags that go with --show in
 
 
 class Bench(ABC):
-    """How a family is timed, for the flags of one run."""
+    """Benchmark of a family, for the flags of one run."""
 
     kind: ClassVar[str]  # of a timed row in a file
     more: ClassVar[Collection[str]] = ()  # kinds of other rows that `tell` prints
@@ -98,7 +98,7 @@ class Bench(ABC):
 
 
 def bench_of(options: argparse.Namespace) -> Bench:
-    """How the family of a command is timed."""
+    """Return the benchmark of a command's family."""
     return import_module(f"lab.bench.{options.subject}").BENCH(options)
 
 

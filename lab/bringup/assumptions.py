@@ -1,8 +1,8 @@
-"""What kernels for compute capability 10.x rely on although no kernel known to run there shows it,
-or the manual does not clearly promise it: each with a problem that needs it, and what avoids it.
+"""Assumptions about compute capability 10.x that kernels rely on without a clear proof.
 
-The emulator does what the manual says, or what we think that it says. Where a B200 does something
-else, the problem here is wrong there, and `avoid` names what to try next.
+No kernel known to run there shows them, or the manual does not clearly promise them. Each has a
+problem that needs it, and a way to avoid it. The emulator follows the manual, or our reading of it.
+If a B200 differs, the problem gives wrong results there, and `avoid` says what to try next.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Small problems that together launch every kernel module of an architecture, with every shape of
 MMA that one of its configs can have: what `lab.bringup.table` records.
 
-The kernels whose mutants are judged come first, since those problems use every edge of a plan;
-behind them come the fields of configs that decide what a tensor core is told.
+The kernels whose mutants are judged come first, since those problems use every edge of a plan.
+Problems for the config fields that decide a tensor core's instructions follow.
 """
 
 from __future__ import annotations

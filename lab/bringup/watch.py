@@ -1,7 +1,8 @@
 """A watchdog that runs one command in a separate process group.
 
-What hangs is ended with all that it has started, and costs its own time alone. A process that waits
-for a GPU may not end at once, or at all: then that is said, and nobody waits for it.
+A command that hangs is ended with all processes that it started, and costs only its time limit. A
+process that waits for a GPU may not end at once, or at all: then the result reports that, and
+nothing waits for the process.
 """
 
 from __future__ import annotations
@@ -45,10 +46,12 @@ def run(
     cwd: Path | None = None,
     tick: Callable[[float], None] = lambda _: None,
 ) -> Ended:
-    """Run a command with its output in a file, for so many seconds at most.
+    """Run a command with its output in a file, for at most `seconds` seconds.
 
-    tick: is told the seconds since the start, ten times a second. KeyboardInterrupt ends the
-    command, too, and is passed on.
+    KeyboardInterrupt ends the command, too, and is passed on.
+
+    Args:
+        tick: called ten times a second with the seconds since the start.
     """
     start = time.monotonic()
     with log.open("wb") as out:

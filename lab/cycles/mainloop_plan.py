@@ -1,4 +1,4 @@
-"""The main loop of a GEMM in one CTA, as data: who works, who waits for whom, what lies where."""
+"""The main loop of a GEMM in one CTA, as data: roles of warps, their waits, and memory layout."""
 
 from __future__ import annotations
 

@@ -129,9 +129,15 @@ def timed_of(
     kind: type[LaunchModel] = LaunchModel,
     memory: str = COLD,
 ) -> Timed:
-    """size: entries of the batch, KV heads, queries. clusters: clusters to record of a grid that
-    is not persistent. even: whether all tiles take equally long. pieces: number of parts of
-    the queries, in whole tiles, if there are many. kind: class that models launches."""
+    """Record few clusters of a launch, from which the time of all of them follows.
+
+    Args:
+        size: entries of the batch, KV heads, queries.
+        clusters: clusters to record of a grid that is not persistent.
+        even: whether all tiles take equally long.
+        pieces: number of parts of the queries, in whole tiles, if there are many.
+        kind: class that models launches.
+    """
     model = partial(kind, memory=memory)
 
     batch, kv_heads, queries = size

@@ -35,10 +35,20 @@ def layout_of(kind_ratio: int, options: Options) -> Layout:
 
 @dataclass(frozen=True, eq=False)
 class Taps:
-    """What a step's T tokens left on their way, on the CPU. o: [T, H, 512] of attention; behind:
-    the residual stream behind it; gpu_seconds: of all up to there on a GPU, from the first launch
-    on; h, logits: of experts and router; moe: theirs; out: of the layer. Of a CSA layer query,
-    scores [T, S], entries [T, k], chosen [T]."""
+    """Intermediate results of a step's T tokens, on the CPU.
+
+    o: output of attention, [T, H, 512].
+    behind: the residual stream after attention.
+    gpu_seconds: GPU time from the first launch up to `o`.
+    out: output of the layer.
+    h: input of the experts.
+    logits: router logits.
+    moe: output of the experts.
+    query: index query of a CSA layer; the fields below are of such a layer, too.
+    scores: [T, S].
+    entries: [T, k].
+    chosen: [T].
+    """
 
     o: torch.Tensor
     behind: torch.Tensor

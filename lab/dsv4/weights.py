@@ -38,9 +38,14 @@ class Squeeze:
 
 @dataclass(frozen=True, eq=False)
 class Projected:
-    """What a layer's kernels take of tokens: q [T, H, 512] bf16, rotated; kv [T, 512] bf16, not
-    rotated; of the compressors values and scores fp32; of the indexer q [T, HI, 128] bf16, not
-    rotated, weights [T, HI] fp32, values and scores."""
+    """Projections of tokens that a layer's kernels read.
+
+    q: bf16 [T, H, 512], rotated.
+    kv: bf16 [T, 512], not rotated.
+    main, index: values and scores of the two compressors, fp32.
+    index_q: bf16 [T, HI, 128], queries of the indexer, not rotated.
+    index_weights: fp32 [T, HI].
+    """
 
     q: torch.Tensor
     kv: torch.Tensor

@@ -152,6 +152,16 @@ def _lines(_: argparse.Namespace) -> tuple[Any, int]:
     return {"lines": counts, "functions": found}, 0
 
 
+def _links(_: argparse.Namespace) -> tuple[Any, int]:
+    from lab.house.links import Site
+
+    site = Site(ROOT / "out/site")
+    broken = [*site.broken()]
+    print(*broken, sep="\n", end="\n" * bool(broken))
+    print(f"{len(site.pages)} pages, {site.links} links, {len(broken)} broken")
+    return broken, int(bool(broken) or not site.pages)
+
+
 def _prose(options: argparse.Namespace) -> tuple[Any, int]:
     found = [*prose.offences(sources())]
     for rule, finding in found:
@@ -181,6 +191,7 @@ SHOWN: dict[str, Callable[[argparse.Namespace], tuple[Any, int]]] = {
     "hops": _hops,
     "trips": _trips,
     "lines": _lines,
+    "links": _links,
     "prose": _prose,
 }
 

@@ -52,7 +52,7 @@ def sentences(text: str) -> Iterator[str]:
     """Yield the sentences of a docstring or page, without code; inline code counts as one word."""
     plain = re.sub(r"`[^`]*`", "X", _CODE.sub("", text))
     for paragraph in _PARAGRAPH.split(plain):
-        yield from re.split(r"(?<=[.!?:;])\s+", " ".join(paragraph.split()))
+        yield from re.split(r"(?<=[.!?:;])[*_]*\s+", " ".join(paragraph.split()))
 
 
 def docstring_subject(source: Source) -> Iterator[Finding]:
@@ -96,9 +96,25 @@ def heading_length(path: PurePosixPath, text: str) -> Iterator[Finding]:
             yield Finding(str(path), number, f"a heading of {len(heading)} characters")
 
 
+def page_sentences(path: PurePosixPath, text: str) -> Iterator[Finding]:
+    """A sentence of a page, outside of tables, has at most 35 words."""
+    plain = re.sub(r"^(?:\||#|<!--).*$", "", _CODE.sub("", text), flags=re.MULTILINE)
+    for sentence in sentences(plain):
+        if (words := len(sentence.split())) > SENTENCE_WORDS:
+            yield Finding(str(path), 1, f"{words} words: {_shown(sentence)}")
+
+
+def page_phrases(path: PurePosixPath, text: str) -> Iterator[Finding]:
+    """A page has none of the banned phrases."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        for phrase in _BANNED.findall(line):
+            yield Finding(str(path), number, f"has the phrase {phrase!r}")
+
+
 OF_A_FILE: tuple[Callable[[Source], Iterator[Finding]], ...] = (
     docstring_subject, docstring_sentences, docstring_fields, banned_phrases,
 )  # fmt: skip
+OF_A_PAGE = (heading_length, page_sentences, page_phrases)
 
 
 def offences(everything: Sequence[Source]) -> Iterator[tuple[str, Finding]]:
@@ -108,17 +124,20 @@ def offences(everything: Sequence[Source]) -> Iterator[tuple[str, Finding]]:
             for finding in rule(source):
                 yield rule.__name__, finding
     for path in files(".md"):
-        for finding in heading_length(path, (ROOT / path).read_text(encoding="utf-8")):
-            yield heading_length.__name__, finding
+        text = (ROOT / path).read_text(encoding="utf-8")
+        for page_rule in OF_A_PAGE:
+            for finding in page_rule(path, text):
+                yield page_rule.__name__, finding
 
 
 def counted(found: list[tuple[str, Finding]]) -> dict[str, dict[str, int]]:
     """Count offences: rule -> folder -> how many."""
     counts = Counter((rule, PurePosixPath(each.subject).parts[0]) for rule, each in found)
-    rules = (*(rule.__name__ for rule in OF_A_FILE), heading_length.__name__)
     return {
-        rule: {folder: n for (one, folder), n in sorted(counts.items()) if one == rule}
-        for rule in rules
+        rule.__name__: {
+            folder: n for (one, folder), n in sorted(counts.items()) if one == rule.__name__
+        }
+        for rule in (*OF_A_FILE, *OF_A_PAGE)
     }
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import PurePosixPath
 
 from lab.house.size import MARKDOWN_COLUMNS, PACKAGE_README_LINES
-from lab.house.source import PACKAGES, ROOT, Finding, Source
+from lab.house.source import LINK, PACKAGES, ROOT, Finding, Source
 from lab.house.tiers import MATRIX, TABLE, table
 from lab.tools.command import Command
 from ptxemu.host.command_line import output_file
@@ -62,6 +62,11 @@ HOUSE = {
         "lab/house/prose.json has the counts that are older than the rules. Exit code 1 where one\n"
         "has risen.",
     ),
+    "links": _command(
+        "links",
+        "Checks the links of the site in out/site, which `make docs` builds.\n\n"
+        "Exit code 1 where a link leads nowhere, or where a page loads from another host.",
+    ),
     "lines": _command(
         "lines", "Counts lines by package, and names the longest files and functions."
     ),
@@ -70,7 +75,6 @@ HOUSE = {
 
 PROGRAMS = PurePosixPath("tests/ptxemu/ptx")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|work|root|Users|opt|mnt)/[\w.]")
-LINK = re.compile(r"\]\((?!\w+:|#)([^)#]+)")
 
 
 def no_machine_paths(path: PurePosixPath, text: str) -> Iterator[Finding]:

@@ -17,6 +17,8 @@ PACKAGES = (
 )
 OLD_NAMES = ("integrations",)  # installed for one release; they warn, and have no modules
 
+LINK = re.compile(r"\]\((?!\w+:|#)([^)#]+)")  # of a Markdown page to a file
+
 _GENERATED = re.compile(r"\..*|out|build|__pycache__|.*\.egg-info")
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef

@@ -1,14 +1,14 @@
 """Interleaved times, in a fresh random order per round, of kernels long enough to heat the GPU.
 
-A GPU at its power limit slows down while it computes: whoever runs last runs hottest, and whoever
-follows a frugal contestant coolest. So no order of the contestants is kept for two rounds. A turn
-is about TURN_SECONDS of calls of one of them, long enough for the clock to follow its power; a
-sample is the median of the calls of a turn.
+A GPU at its power limit slows down while it computes: the contestant that runs last runs hottest,
+and one that follows a frugal contestant coolest. So no order of the contestants is kept for two
+rounds. A turn is about TURN_SECONDS of calls of one of them, long enough for the clock to follow
+its power; a sample is the median of the calls of a turn.
 
-A call is timed between CUDA events. In front of each a buffer that is larger than L2 is
-overwritten, as `triton.testing.do_bench` does, or not. The host has no part in a time: all calls
-stand behind work that keeps the GPU busy, and where the GPU has come to a call before the host has
-handed over all of it, the turn is taken again behind more of such work.
+A call is timed between CUDA events. Optionally a buffer larger than L2 is overwritten before each
+call, as `triton.testing.do_bench` does. The host has no part in a time: all calls are queued after
+work that keeps the GPU busy. If the GPU reaches a call before the host has queued all of them, the
+turn is repeated after more of such work.
 """
 
 from __future__ import annotations

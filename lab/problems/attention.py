@@ -50,17 +50,21 @@ Tuning = make_dataclass(
 class Case(Tuning):  # type: ignore[misc, valid-type]
     """q [batch, sq, Hq, D]; k [batch, skv, Hkv, D], v [.., Dv]; dims (D, Dv).
 
-    q_lens, k_lens: lengths of packed entries; sq or skv is then ignored. kv_lens: valid keys
-    per entry; everything past them is NaN. page_size: size of K and V pages, shuffled, in a
-    pool with spare ones. The table holds no valid page after an entry's last one. amplitude:
-    amplitude of q; large values move the row maximum from tile to tile. normalize: if False,
-    the raw output is normalised here. out_dtype: '' for the default of the API. climb: keys,
-    and scores with them, grow by that factor plus 1 up to the last, or down from the first if
-    it is negative. depth: its square lowers all scores, before they are scaled. sink_value:
-    sink of every other head, from the first on. tokens_first: whether tokens, not heads, come
-    first in memory. scales: whether each head of an e4m3 tensor has a scale. k_is_v: whether
-    V is the same tensor as K. extreme: seed for q, k, scales and sinks from `extremes`; 0 for
-    none.
+    q_lens, k_lens: lengths of packed entries; sq or skv is then ignored.
+    kv_lens: valid keys per entry; everything past them is NaN.
+    page_size: size of K and V pages, shuffled, in a pool with spare ones. The table holds no valid
+    page after an entry's last one.
+    amplitude: amplitude of q; large values move the row maximum from tile to tile.
+    normalize: if False, the raw output is normalised here.
+    out_dtype: '' for the default of the API.
+    climb: keys, and scores with them, grow by that factor plus 1 up to the last, or down from the
+    first if it is negative.
+    depth: its square lowers all scores, before they are scaled.
+    sink_value: sink of every other head, from the first on.
+    tokens_first: whether tokens, not heads, come first in memory.
+    scales: whether each head of an e4m3 tensor has a scale.
+    k_is_v: whether V is the same tensor as K.
+    extreme: seed for q, k, scales and sinks from `extremes`; 0 for none.
     """
 
     sq: int

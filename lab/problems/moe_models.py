@@ -116,9 +116,10 @@ def logits_of(
 ) -> torch.Tensor:
     """Return router logits, fp32 [tokens, E].
 
-    balanced: tokens choose experts round-robin. random: all experts are equally likely.
-    power-law: the expert of rank r is drawn without replacement, with a probability
-    proportional to 1 / r.
+    balanced: tokens choose experts round-robin.
+    random: all experts are equally likely.
+    power-law: the expert of rank r is drawn without replacement, with a probability proportional to
+    1 / r.
     """
     generator = torch.Generator(device).manual_seed(seed)
     experts, top_k = layer.experts, layer.router.top_k

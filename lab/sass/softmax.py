@@ -1,8 +1,10 @@
 """The softmax loops in the SASS of an attention kernel: their work by kind, where they publish.
 
-Counted per warp and tile of 128 columns: what stands between loop head and back edge, without the
-conditional block that rescales O (the correction, kept beside), without repeated waits, and without
-the longer copies of code that exists more than once for rare rows.
+Work is counted per warp and tile of 128 columns, between loop head and back edge. Not counted are:
+
+- the conditional block that rescales O (the correction, which is kept separately),
+- repeated waits,
+- the longer copies of code that exists more than once for rare rows.
 """
 
 from __future__ import annotations
@@ -72,8 +74,9 @@ class SoftmaxLoop:
     """A copy of the tile loop of the softmax role.
 
     body: its instructions in execution order, without correction, wait retries and rare copies.
-    correction: the conditional block that rescales O. rare: the copies for rare rows, far ones and
-    those with a negative factor. tiles: tiles per iteration.
+    correction: the conditional block that rescales O.
+    rare: the copies for rare rows, far ones and those with a negative factor.
+    tiles: tiles per iteration.
     nested: addresses of loops inside that do more than wait: their bodies count once here.
     """
 

@@ -1,1 +1,1 @@
-"""The smoke test of a wheel: what it should hold, an empty environment, the READMEs' examples."""
+"""The smoke test of a wheel: what it should hold, an empty environment, the pages' examples."""

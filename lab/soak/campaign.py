@@ -139,8 +139,10 @@ Results = tuple[torch.Tensor, ...]
 
 
 class Trial(ABC):
-    """A problem, its tensors, and the results of the first call. differs: what is said where
-    `repeats` is false."""
+    """A problem, its tensors, and the results of the first call.
+
+    differs: message if `repeats` is false.
+    """
 
     differs: ClassVar[str] = "bits differ from run to run"
 

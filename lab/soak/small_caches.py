@@ -203,11 +203,10 @@ def ends(stream: Stream, length: int) -> range:
 
 
 def whole_rows(array: Ring | Tail, length: int) -> range:
-    """Return positions whose rows the next token of a request of `length` tokens reads
-    completely.
+    """Return positions whose rows the next token of a request of `length` tokens reads completely.
 
-    Ring: the token and the window - 1 before it. Tail: the incomplete window; online, the
-    running result of that window.
+    For a Ring these are the token and the window - 1 before it. For a Tail they are the incomplete
+    window, or the running result of that window if the tail is online.
     """
     if isinstance(array, Ring):
         return range(max(0, length + 1 - array.window), length)

@@ -9,6 +9,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Compressor", "Tables", "compress"]
 
-__getattr__, __dir__ = exports(__name__, {
+exports(__name__, {
     "mla.compressor.api": "Compressor Tables compress",
 })  # fmt: skip

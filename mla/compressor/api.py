@@ -1,9 +1,9 @@
-"""`compress`: the entries that the tokens of a step complete.
+"""`compress`: write the entries that the tokens of a step complete.
 
-A tensor on a CUDA GPU of compute capability 9.0 or 10.x runs there, one on the CPU in the emulator;
-`backend` and `arch`: see `kernelkit.call.launch.choose_target`. Everything is checked before it
-compiles. On a GPU nothing waits for the numbers in tables: what is out of range is skipped. A call
-is one launch, which a graph captures.
+A tensor on a CUDA GPU of compute capability 9.0 or 10.x is processed there, one on the CPU in the
+emulator; for `backend` and `arch` see `kernelkit.call.launch.choose_target`. Everything is checked
+before a kernel is compiled. On a GPU the call does not wait for the numbers in tables: the kernel
+skips those out of range. A call is one launch, which a graph can capture.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ def compress(
     backend: str = "auto",
     arch: str | None = None,
 ) -> None:
-    """Write the entries that the tokens of a step complete, and what the tail keeps of these
-    tokens, as `mla.compressor.reference` defines them; the bytes are the same for every cut
-    of tokens into steps.
+    """Write the entries that the tokens of a step complete, and the rows of the tail for these
+    tokens.
+
+    `mla.compressor.reference` is the definition; the bytes do not depend on the division of tokens
+    into steps.
 
     Args:
         compressor: the weights.
@@ -45,16 +47,16 @@ def compress(
         values, scores: fp32 [T, overlap * width]; the last dimension is contiguous, the other
             stride a multiple of 16 bytes. The last `width` columns are for the window of a token.
         tables: `Tables.of(step.tensors(device), stream, tail)`.
-        cos, sin: fp32 [P, 32], the angles of every position; an entry has those of the first
+        cos, sin: fp32 [P, 32], the angles of every position; an entry uses those of the first
             position of its window.
-        longest: the most tokens of a request, `Step.longest`, where it is known: a kernel for few
-            tokens is chosen by it.
+        longest: the largest number of tokens of a request, `Step.longest`, if it is known. A kernel
+            for few tokens is chosen by it.
         backend, arch: see `kernelkit.call.launch.choose_target`.
 
     Raises:
         NotImplementedError: for a record or a shape of windows that has no kernel, and for tensors
             that require grad.
-        TypeError, ValueError: for what does not fit, by value and limit.
+        TypeError, ValueError: for arguments that do not fit, naming the value and the limit.
     """
     require("tail", tail, TailRows)
     require("tail.tail", tail.tail, Tail)

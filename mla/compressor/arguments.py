@@ -25,7 +25,7 @@ from mla.compressor.config import RECORDS, EntryConfig, refused
 
 @dataclass(frozen=True)
 class Compressor:
-    """The weights of a compressor; ratio, overlap and width are its tail's.
+    """Weights of a compressor; its ratio, overlap and width are those of its tail.
 
     ape: fp32 [ratio, overlap * width], added to the scores of a token by its place in the window.
     weight: fp32 [width], weight of the RMSNorm.
@@ -129,7 +129,7 @@ class Compress:
 
     @property
     def job(self) -> Job:
-        """All arguments in their parts."""
+        """All arguments, grouped into their parts."""
         windows = {"overlap": self.overlap, "online": self.online}
         tail = Tail("tail", self.ratio, self.width, copies=1, **windows)
         rows = TailRows(self.tail_pool, self.tail_offset, self.tail_rows, tail)
@@ -138,7 +138,7 @@ class Compress:
 
 
 def check(job: Job) -> None:
-    """Raise TypeError, ValueError or NotImplementedError for what the kernels do not do."""
+    """Raise TypeError, ValueError or NotImplementedError for arguments that no kernel supports."""
     compressor, tail, out = job.compressor, job.tail, job.out
     floats = {"values": job.values, "scores": job.scores}
     weights = {"ape": compressor.ape, "weight": compressor.weight}
@@ -170,7 +170,7 @@ def check(job: Job) -> None:
 
 
 def _check_apart(job: Job) -> None:
-    """ValueError for memory that is read and written, and for a row or an entry written twice."""
+    """Raise ValueError for memory both read and written, and for rows or entries written twice."""
     tables = job.tables.named
     read = {"values": job.values, "scores": job.scores, "cos": job.cos, "sin": job.sin} | tables
     read |= {"ape": job.compressor.ape, "weight": job.compressor.weight}

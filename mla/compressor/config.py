@@ -1,13 +1,13 @@
-"""What a compressor's kernels are compiled for, and which thread does what, as data.
+"""Configs of a compressor's kernels, and the division of work between threads, as data.
 
-Raw: a thread has VECTOR channels of up to ROWS rows of a window; `lanes` neighbouring threads have
+Raw: a thread has VECTOR channels of up to ROWS rows of a window. `lanes` neighbouring threads have
 the same rows of `channels` channels, and `groups` of such threads have all rows. Windows of many
-rows are split over a cluster of CTAs by channels, so that few windows still fill the GPU. What a
-thread computes of which rows depends on their places in the window alone, not on where a row comes
-from.
+rows are split over a cluster of CTAs by channels, so that few windows still fill the GPU. Which
+rows a thread combines, and how, depends only on their places in the window, not on where a row
+comes from.
 
-Online: a CTA has `channels` channels of a window, or of a request; it loads the rows of a window to
-shared memory all at once, and a thread then walks them for one channel, row by row.
+Online: a CTA has `channels` channels of a window, or of a request. It loads all rows of a window to
+shared memory at once; then a thread walks them row by row for one channel.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from mla.indexer.formats import FORMATS, WIDTH
 VECTOR = 4  # channels of a thread: 16 bytes
 ROWS = 8  # at most, of a thread
 MOST_ROWS = 256
-CHANNELS = 64  # of a CTA, where a window is cut
+CHANNELS = 64  # of a CTA, if a window is split
 SMALL_THREADS = 64  # of a CTA with small windows
-THREADS = 128  # of one that walks rows
+THREADS = 128  # of a CTA that walks rows
 STAGED = 128  # rows of an online tail's window in shared memory, at most
-BATCHES = 4  # of them, at most
+BATCHES = 4  # at most, of the staged rows
 BOXES = 2  # for sums over a cluster
 RECORDS = (*LATENTS, *FORMATS)
 
 
 def exchange_bytes(ctas: int) -> int:
-    """The shared memory of sums over so many CTAs: parts and a barrier of each box."""
+    """Return the shared memory of sums over `ctas` CTAs: the parts and a barrier for each box."""
     return BOXES * (8 + 4 * ctas)
 
 
@@ -60,8 +60,8 @@ class EntryConfig:
 class WindowConfig(EntryConfig):
     """Windows of raw rows.
 
-    chunk: most windows lie in the step as a whole, so rows are loaded from there before it is known
-    whose they are.
+    chunk: whether most windows lie completely in the step, so that rows are loaded from there
+    before their requests are known.
     """
 
     chunk: bool = False
@@ -88,7 +88,7 @@ class WindowConfig(EntryConfig):
 
     @property
     def slices(self) -> int:
-        """The CTAs of a window: a cluster."""
+        """CTAs of a window, which form a cluster."""
         return self.width // self.channels
 
     @property
@@ -118,14 +118,14 @@ class WindowConfig(EntryConfig):
 
     @property
     def smem_bytes(self) -> int:
-        """The most shared memory of a CTA: rows, pooled channels, sums of CTAs and of warps."""
+        """Most shared memory of a CTA: rows, pooled channels, sums of CTAs and of warps."""
         rows = self.threads * self.group_rows * 2 * VECTOR
         sums = 4 * self.threads // hw.WARP_THREADS + exchange_bytes(self.slices)
         return 4 * (rows + self.channels) + sums
 
     @property
     def ctas_per_sm(self) -> int:
-        """The CTAs of an SM at a time: all clusters of a chunk of 4,096 tokens, C128."""
+        """CTAs of an SM at a time: all clusters for a chunk of 4,096 tokens at ratio 128."""
         ctas = 5 if self.groups == 1 else 3
         return ctas if self.chunk else ctas - 1
 
@@ -140,15 +140,15 @@ class WindowConfig(EntryConfig):
         return self.threads // self.row_threads
 
     def clusters(self, ends: int, saved: int) -> tuple[int, int]:
-        """The clusters with windows, and all clusters, for so many ends and rows to save."""
+        """Return (clusters with windows, all clusters) for these ends and rows to save."""
         windows = -(-ends // self.windows)
         return windows, windows + -(-saved // (self.saved_rows * self.slices))
 
 
 @dataclass(frozen=True)
 class WalkConfig(EntryConfig):
-    """Windows of which the tail keeps a running state: clusters walk all tokens of a request, or,
-    of a chunk, a window each, and the last tokens of a request beside them.
+    """Windows whose running state is kept in the tail. A cluster walks all tokens of a request. In
+    a chunk it walks one window, or the last tokens of a request.
 
     staged: rows in shared memory.
     """
@@ -166,50 +166,50 @@ class WalkConfig(EntryConfig):
 
     @property
     def smem_bytes(self) -> int:
-        """The shared memory of a CTA: values and scores of rows, pooled channels, where the state
-        after a row goes, sums of CTAs."""
+        """Shared memory of a CTA: values and scores of rows, pooled channels, tail rows for the
+        states, sums of CTAs."""
         rows = (2 * self.rows + 1) * self.channels + self.rows
         return 4 * rows + exchange_bytes(self.slices)
 
     @property
     def ctas_per_sm(self) -> int:
-        """The CTAs of an SM at a time: all clusters of a chunk of 4,096 tokens."""
+        """CTAs of an SM at a time: all clusters for a chunk of 4,096 tokens."""
         return 3
 
     @property
     def row_lanes(self) -> int:
-        """The threads that bring a row."""
+        """Threads that load a row."""
         return self.channels // VECTOR
 
     @property
     def lines(self) -> int:
-        """The rows that all threads bring at a time: a turn."""
+        """Rows that all threads load at a time: a turn."""
         return self.threads // self.row_lanes
 
     @property
     def turns(self) -> int:
-        """The turns in which staged rows are brought."""
+        """Turns in which staged rows are loaded."""
         return -(-self.staged // self.lines)
 
     @property
     def rows(self) -> int:
-        """The rows that there is room for."""
+        """Number of rows with room in shared memory."""
         return self.turns * self.lines
 
     @property
     def batch_turns(self) -> int:
-        """The turns of a batch, whose rows are walked while others are on their way; the last batch
-        may have fewer."""
+        """Turns of a batch; the rows of a batch are walked while later ones are in flight. The last
+        batch may have fewer turns."""
         return -(-self.turns // BATCHES)
 
     @property
     def batches(self) -> int:
-        """The batches of all turns."""
+        """Number of batches in all turns."""
         return -(-self.turns // self.batch_turns)
 
 
 def refused(config: EntryConfig, *, online: bool) -> str | None:
-    """Why no kernel here does what a compressor asks for; None where one does."""
+    """Return why no kernel here supports a compressor, None if one does."""
     elements = WIDTH if config.indexed else LATENTS[config.record].elements
     rows = config.overlap * config.ratio
     windows = f"{config.overlap} windows of {config.ratio} rows"

@@ -1,10 +1,10 @@
-"""What compressors share (device code): where rows of a step and of a tail lie, and what follows
-when a window is pooled: RMSNorm, RoPE, the record. `mla.compressor.reference` defines them.
+"""Device code that compressors share: places of rows in a step and in a tail, and the steps after a
+window is pooled: RMSNorm, RoPE, the record. `mla.compressor.reference` defines them.
 
-Clusters of CTAs take windows or requests, and a CTA of a cluster a slice of the channels. For a sum
-over the CTAs each sends its part to all others by st.async, so that a CTA waits for the parts
-alone; a barrier of the cluster would wait for every store. Boxes are used in turns: a CTA that
-sends to one again has seen parts of all who read it.
+Clusters of CTAs process windows or requests; each CTA of a cluster has a slice of the channels. For
+a sum over the CTAs each sends its part to all others by st.async, so that a CTA waits only for the
+parts; a cluster barrier would wait for every store. Boxes alternate: a CTA that sends to a box
+again has received parts from all CTAs that read it.
 """
 
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class Clusters(TableKernel):
 
     @cute.jit
     def __call__(self, table: ParamTable, clusters: Int32, stream: CUstream) -> None:
-        """Launch so many clusters of CTAs. table: `CompressParams`."""
+        """Launch `clusters` clusters of CTAs. table: `CompressParams`."""
         self.kernel(table).launch(
             grid=(clusters * self.config.slices, 1, 1),
             block=(self.config.threads, 1, 1),
@@ -90,8 +90,8 @@ def open_exchange(ctas: cutlass.Constexpr[int]) -> Exchange:
 
 @cute.jit
 def exchanged(exchange: Exchange, mine: Float32, part: Int32, turn: Int32) -> Float32:
-    """The sum in the order of CTAs, of which this is number `part`; by all threads, with the same
-    `mine`. turn: how many sums came before this one."""
+    """Return the sum in the order of CTAs, of which this is number `part`. All threads call this
+    with the same `mine`. turn: number of earlier sums."""
     ctas, box = cute.size(exchange.parts, mode=[1]), turn % BOXES
     thread, _, _ = cute.arch.thread_idx()
     arrived = exchange.arrived.iterator.toint() + box * 8
@@ -131,7 +131,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Request:
-    """The tokens of a request in a step: the first, how many, the position of the first."""
+    """Tokens of a request in a step: the first token, their number, the position of the first."""
 
     first: Int32
     tokens: Int32
@@ -143,18 +143,18 @@ class Norm:
     """Data a lane needs to turn its pooled channels into elements of an entry."""
 
     weight: cute.Tensor  # of the RMSNorm, fp32 (VECTOR)
-    angles: cute.Tensor  # cosines and behind them sines, fp32
+    angles: cute.Tensor  # cosines, then sines, fp32
 
 
 @cute.jit
 def share_of(score: Float32, base: Float32) -> Float32:
-    """The share exp(score - base) of a token in a window."""
+    """Return the share exp(score - base) of a token in a window."""
     return cute.math.exp2((score - base) * LOG2_E, fastmath=True)
 
 
 @cute.jit
 def request_of(tables: StepTables, index: Int32) -> Request:
-    """A request of the step by number."""
+    """Return a request of the step by its number."""
     first = int32_at(tables.cu_tokens, index)
     count = int32_at(tables.cu_tokens, index + 1) - first
     return Request(first, count, Int64(int32_at(tables.starts, index)))
@@ -164,7 +164,7 @@ def request_of(tables: StepTables, index: Int32) -> Request:
 def tail_cell(
     config: cutlass.Constexpr[EntryConfig], tail: TailSlots, place: SlotRow, column: Int32
 ) -> Cell:
-    """The cell of a row of the tail from `column` on; values of a slot lie before its scores."""
+    """Return the cell of a tail row from `column` on; in a slot values come before scores."""
     row_bytes = config.columns * 4
     values = tail.address + place.slot * tail.slot_stride + place.row * row_bytes
     values += Int64(column) * 4
@@ -173,7 +173,7 @@ def tail_cell(
 
 @cute.jit
 def step_cell(step: StepRows, token: Int32, column: Int32) -> Cell:
-    """The cell of a token of the step from `column` on."""
+    """Return the cell of a token of the step from `column` on."""
     here = Int64(column) * 4
     values = step.values + Int64(token) * step.values_stride + here
     return Cell(values, step.scores + Int64(token) * step.scores_stride + here)
@@ -199,7 +199,7 @@ def store_cell(
     scores: cute.Tensor,
     ape: cute.Tensor,
 ) -> None:
-    """VECTOR values and scores of a token, ape added to these, to a row of the tail."""
+    """Add ape to VECTOR scores of a token, and store them and its values to a row of the tail."""
     for index in cutlass.range_constexpr(VECTOR):
         scores[index] = scores[index] + ape[index]
     cell = tail_cell(config, tail, slot_row(row, tail.rows), column)
@@ -215,7 +215,7 @@ def save_cell(
     position: Int64,
     column: Int32,
 ) -> None:
-    """VECTOR values and scores of a token to its row of the tail, if it has one."""
+    """Store VECTOR values and scores of a token to its row of the tail, if it has one."""
     tail, known = params.tail, token >= 0 and token < Int32(params.step.tokens)
     row = Int32(-1)
     if known:
@@ -237,11 +237,15 @@ def save_row(
     thread: Int32,
     threads: cutlass.Constexpr[int],
 ) -> None:
-    """One of the last tokens of a request to its tail, but for what a window of this step reads
-    from there: who reads it writes it.
+    """Store one of the last tokens of a request to its tail, except cells whose old contents a
+    window of this step reads: the threads that read them also replace them.
 
-    thread, threads: of those that share a row. A row of a tail held position `before`: block b of
-    its columns is of the window that is overlap - 1 - b windows behind its own.
+    A row of a tail held position `before`. Block b of its columns belongs to the window that is
+    overlap - 1 - b windows after its own.
+
+    Args:
+        item: number of the row, in all requests.
+        thread, threads: number of this thread, and of all threads, among those that share a row.
     """
     saved = params.counts.saved
     index = Int32(Uint32(item) // Uint32(saved))
@@ -266,7 +270,7 @@ def save_row(
 
 @cute.jit
 def sum_of_squares(values: cute.Tensor, lanes: cutlass.Constexpr[int]) -> Float32:
-    """Over `lanes` neighbouring lanes, a power of two, in all of them."""
+    """Sum over `lanes` neighbouring lanes, a power of two; all of them get the result."""
     total = Float32(0.0)
     for index in cutlass.range_constexpr(cute.size(values)):
         total = fused(values[index], values[index], total)
@@ -280,8 +284,8 @@ def sum_of_squares(values: cute.Tensor, lanes: cutlass.Constexpr[int]) -> Float3
 def load_norm(
     config: cutlass.Constexpr[EntryConfig], params: CompressParams, column: Int32, position: Int64
 ) -> Norm:
-    """For a lane that has VECTOR channels from `column` on of an entry at `position`; the angles
-    of an index key are those of the elements that the lane has in `_store_key`."""
+    """Load the Norm of a lane with VECTOR channels from `column` on, for an entry at `position`.
+    The angles of an index key are those of the lane's elements in `_store_key`."""
     weight = zeros(VECTOR, Float32)
     load_bytes(params.weights.norm + Int64(column) * 4, weight)
     if cutlass.const_expr(config.indexed):
@@ -332,7 +336,7 @@ def _store_key(
     angles: cute.Tensor,
     entry: Int32,
 ) -> None:
-    """A warp has one key, 4 elements a lane; its lower half takes 8 a lane."""
+    """Store one key of a warp from 4 elements per lane; each lane of the lower half stores 8."""
     lane = cute.arch.lane_idx()
     piece = cute.make_rmem_tensor(PIECE, Float32)
     for index in cutlass.range_constexpr(PIECE):

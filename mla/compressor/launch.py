@@ -1,7 +1,7 @@
-"""The operator `blackwell_kernels::kv_compress`: its launch, and the parameters that it takes.
+"""Operator `blackwell_kernels::kv_compress`: its launch and its parameters.
 
-One launch makes entries and saves rows. What a tail holds has one reader in a step, and where that
-reads it, it writes what follows there, too. Nothing here waits for a GPU.
+One launch makes entries and saves rows. Each row of a tail has one reader in a step, and this
+reader also writes the row that replaces it. Nothing here waits for a GPU.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ def run_compress(given: Compress) -> tuple[()]:
 
 
 def _raw(job: Job, longest: int) -> tuple[WindowConfig, CompressParams, int]:
-    """The launch for windows of raw rows; longest: the most tokens of a request."""
+    """Plan the launch for windows of raw rows.
+
+    longest: largest number of tokens of a request.
+    """
     saved = min(job.tail.rows, longest)
     config = WindowConfig(**vars(job.entry), chunk=longest >= job.entry.ratio)
     windows, clusters = config.clusters(len(job.tables.ends), len(job.tables.starts) * saved)
@@ -108,12 +111,12 @@ def params_of(job: Job, saved: int = 0, windows: int = 0) -> CompressParams:
 
 
 def _bits(number: float) -> int:
-    """The bits of a number in fp32."""
+    """Return the bits of a number in fp32."""
     return struct.unpack("<I", struct.pack("<f", number))[0]
 
 
 def compile_compressor(config: WindowConfig | WalkConfig, arch: str) -> CompiledKernel:
-    """The kernel of a config, found or compiled, once per process."""
+    """Return the kernel of a config, found or compiled, once per process."""
     return compile_once(config, arch, KERNELS[type(config)])
 
 

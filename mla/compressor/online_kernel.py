@@ -1,7 +1,7 @@
-"""Entries of an online tail, and its rows: the tokens of a window one after another (device code).
+"""Entries of an online tail, and its rows: the tokens of a window one by one (device code).
 
-`mla.compressor.reference` is the definition, `mla.compressor.config` who does
-what. The running maximum, sum and value of a channel stay with one thread from token to token.
+`mla.compressor.reference` is the definition; `mla.compressor.config` describes the division of
+work. The running maximum, sum and value of a channel stay in one thread from token to token.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ from mla.compressor.device import (
 )
 from mla.compressor.params import CompressParams
 
-ARRAYS = 2  # staged of a row: values, scores
+ARRAYS = 2  # staged arrays of a row: values, scores
 UNROLLED = 8
 
 
@@ -56,17 +56,15 @@ class Scope:
     params: CompressParams
     part: Int32
     sRows: cute.Tensor  # fp32 (values or scores, row, channel)
-    sKept: (
-        cute.Tensor
-    )  # int32 (row), the row of the tail that receives the state after a token, or -1
+    sKept: cute.Tensor  # int32 (row), tail row for the state after a token, or -1
     sValues: cute.Tensor  # fp32 (channel), pooled
-    apes: cute.Tensor  # fp32 (VECTOR, iteration), added to the scores that a thread loads
+    apes: cute.Tensor  # fp32 (VECTOR, turn), terms for the scores that a thread loads
     exchange: Exchange
 
 
 @dataclass(frozen=True)
 class Range:
-    """Tokens of a request that are walked, one after another.
+    """Tokens of a request that are walked one by one.
 
     token: the first token.
     position: position of the first token.
@@ -93,7 +91,7 @@ class State:
 class End:
     """Registers loaded for the entry that a token completes."""
 
-    entry: cute.Tensor  # int64 (1), as its table has it
+    entry: cute.Tensor  # int64 (1), as in its table
     norm: Norm
 
 
@@ -102,7 +100,7 @@ class Walk(Clusters):
 
     @cute.kernel
     def kernel(self, table: DeviceTable) -> None:
-        """A cluster has an end, or a request; its CTAs have its channels."""
+        """A cluster has an end, or a request; its CTAs divide the channels."""
         config, params = self.config, table.unpack(CompressParams)
         cta, _, _ = cute.arch.block_idx()
         item, part = cta // config.slices, cta % config.slices
@@ -113,11 +111,11 @@ class Walk(Clusters):
             request = self.request(params, item)
             kept = request.first + request.tokens - Int32(params.tail.rows)
             tokens = Range(item, request.first, request.start, request.tokens, kept)
-            cute.arch.cluster_wait()  # all have opened the exchange
+            cute.arch.cluster_wait()  # all CTAs have opened the exchange
             self.run(scope, tokens, Boolean(True), Boolean(False))
 
     def scope(self, params: CompressParams, part: Int32) -> Scope:
-        """Allocate what `Scope` has, and open the exchange."""
+        """Allocate the tensors of `Scope`, and open the exchange."""
         config, smem = self.config, SmemAllocator()
         shape = (ARRAYS, config.rows, config.channels)
         layout = cute.make_ordered_layout(shape, order=(2, 1, 0))
@@ -131,10 +129,10 @@ class Walk(Clusters):
 
     @cute.jit
     def chunk(self, scope: Scope, item: Int32) -> None:
-        """The window of an end, or what is behind the last window of a request.
+        """Process the window of an end, or the tokens after the last window of a request.
 
-        Where the state before the step is what a window of it begins with, only who walks that
-        window saves rows, and behind it, since they may take the place of that state.
+        If a window of the step begins with the state from before the step, only the cluster that
+        walks that window saves rows, after the walk, since they may overwrite that state.
         """
         config, params, tables = self.config, scope.params, scope.params.tables
         ends = Int32(params.counts.ends)
@@ -151,8 +149,9 @@ class Walk(Clusters):
         for turn in cutlass.range_constexpr(-(-config.ratio // config.threads)):
             row = cutlass.min(begin + turn * config.threads + thread, token)
             kept_in = cutlass.max(kept_in, int64_at(tables.tail_rows, row))
-        cute.arch.sync_warp()  # loads stay before it: behind rows they would come as late as those
-        # As if all rows of the window were of this step, as nearly always.
+        # It keeps the loads before it: issued after the rows, they would complete as late as these.
+        cute.arch.sync_warp()
+        # Assume that all rows of the window are of this step, as they nearly always are.
         count = Int32(config.staged) if exists and begun else Int32(0)
         self.stage(scope, begin, count)
         self.load_apes(scope, Int32(0))
@@ -171,7 +170,7 @@ class Walk(Clusters):
                 cute.arch.cp_async_wait_group(0)  # rows of another request, or none
         else:
             tail = Range(owner, begin, position, Int32(0), Int32(0))
-        cute.arch.cluster_wait()  # all have opened the exchange
+        cute.arch.cluster_wait()  # all CTAs have opened the exchange
         for _ in cutlass.range(2, unroll=1):
             self.run(scope, tokens, emits, staged)
             tokens, emits, staged = tail, Boolean(False), Boolean(False)
@@ -180,8 +179,10 @@ class Walk(Clusters):
     def ranges(
         self, params: CompressParams, owner: Int32, token: Int32, is_end: Boolean
     ) -> tuple[Range, Range]:
-        """What `run` walks of a window, and what of the tokens behind it; token: the window's
-        end."""
+        """Return the tokens of a window that `run` walks, and those after it.
+
+        token: the window's end.
+        """
         config, rows, ratio = self.config, Int32(params.tail.rows), Int32(self.config.ratio)
         request = self.request(params, owner)
         first, tokens, start = request.first, request.tokens, request.start
@@ -203,7 +204,7 @@ class Walk(Clusters):
 
     @cute.jit
     def request(self, params: CompressParams, index: Int32) -> Request:
-        """A request by number; without tokens if it is not there."""
+        """Return a request by its number; without tokens if it does not exist."""
         first, tokens, start = Int32(0), Int32(0), Int64(0)
         if index >= 0 and index < Int32(params.counts.requests):
             found = request_of(params.tables, index)
@@ -217,7 +218,7 @@ class Walk(Clusters):
         """Walk tokens of a request.
 
         emits: whether windows become entries.
-        staged: whether the first rows are in shared memory, or on their way.
+        staged: whether the first rows are in shared memory, or in flight.
         """
         config = self.config
         token, position, count = tokens.token, tokens.position, tokens.count
@@ -243,11 +244,11 @@ class Walk(Clusters):
                 self.emit(scope, end, emitted)
                 emitted = emitted + 1
             token, position, count = token + rows, position + rows, count - rows
-            cute.arch.sync_threads()  # before rows are staged where others were
+            cute.arch.sync_threads()  # before rows overwrite others
 
     @cute.jit
     def load_end(self, scope: Scope, end: End, token: Int32, position: Int64) -> None:
-        """Fill `end` for the entry that a token completes; position: any in its window."""
+        """Fill `end` for the entry that a token completes. position: any position in its window."""
         begin = window_of(position, self.config.ratio)
         found = load_norm(self.config, scope.params, self.column(scope), begin)
         end.entry[0] = int64_at(scope.params.tables.entries, token)
@@ -258,14 +259,14 @@ class Walk(Clusters):
 
     @cute.jit
     def column(self, scope: Scope) -> Int32:
-        """The first channel of a lane."""
+        """Return the first channel of a lane."""
         thread, _, _ = cute.arch.thread_idx()
         return scope.part * self.config.channels + thread % self.config.row_lanes * VECTOR
 
     @cute.jit
     def begun(self, scope: Scope, tokens: Range) -> State:
-        """The state of a thread's channel before the first token: out of the tail within a
-        window."""
+        """Return the state of a thread's channel before the first token: from the tail if that is
+        inside a window."""
         config, tail, position = self.config, scope.params.tail, tokens.position
         thread, _, _ = cute.arch.thread_idx()
         top, total, acc = -Float32.inf, Float32(0.0), Float32(0.0)
@@ -282,7 +283,7 @@ class Walk(Clusters):
 
     @cute.jit
     def state_address(self, scope: Scope, place: SlotRow) -> Int64:
-        """The address of the maximum of a thread's channel in a row of the tail."""
+        """Return the address of the maximum of a thread's channel in a row of the tail."""
         config, tail = self.config, scope.params.tail
         thread, _, _ = cute.arch.thread_idx()
         row = tail.address + place.slot * tail.slot_stride + place.row * (3 * config.width * 4)
@@ -290,7 +291,7 @@ class Walk(Clusters):
 
     @cute.jit
     def row_of_turn(self, turn: cutlass.Constexpr[int]) -> tuple[Int32, Int32]:
-        """The row that a thread brings in a turn, and its first channel."""
+        """Return the row that a thread loads in a turn, and its first channel."""
         thread, _, _ = cute.arch.thread_idx()
         lanes = self.config.row_lanes
         return turn * self.config.lines + thread // lanes, thread % lanes * VECTOR
@@ -308,8 +309,8 @@ class Walk(Clusters):
 
     @cute.jit
     def stage(self, scope: Scope, token: Int32, count: Int32) -> None:
-        """Values and scores of `count` tokens from `token` on to shared memory, a group of copies
-        for each batch; zeros for tokens below 0, and behind the last row."""
+        """Copy values and scores of `count` tokens from `token` on to shared memory, one group of
+        copies per batch; zeros for tokens below 0, and after the last row."""
         config = self.config
         for turn in cutlass.range_constexpr(config.turns):
             row, channel = self.row_of_turn(turn)
@@ -323,7 +324,8 @@ class Walk(Clusters):
 
     @cute.jit
     def add_apes(self, scope: Scope, batch: cutlass.Constexpr[int]) -> None:
-        """Add them to the scores of a batch that a thread has brought, for all who walk them."""
+        """Add the ape terms to the scores of a batch that this thread loaded; other threads walk
+        it."""
         config, sRows, apes = self.config, scope.sRows, scope.apes
         begin = batch * config.batch_turns
         for turn in cutlass.range_constexpr(begin, min(begin + config.batch_turns, config.turns)):
@@ -337,7 +339,10 @@ class Walk(Clusters):
 
     @cute.jit
     def walk(self, scope: Scope, end: End, tokens: Range, state: State) -> State:
-        """The state after staged tokens of one window, from the one before them; fills `end`."""
+        """Return the state after staged tokens of one window, from the state before them.
+
+        The walk also fills `end`.
+        """
         config, sRows, tail = self.config, scope.sRows, scope.params.tail
         token, count = tokens.token, tokens.count
         thread, _, _ = cute.arch.thread_idx()
@@ -349,7 +354,8 @@ class Walk(Clusters):
                 if batch == known:
                     cute.arch.cp_async_wait_group(config.batches - 1 - known)
                     self.add_apes(scope, known)
-            if batch == config.batches - 1:  # before, ptxas would wait for these with the ape
+            # If these loads came earlier, ptxas would wait for them together with the ape.
+            if batch == config.batches - 1:
                 self.load_end(scope, end, token + count - 1, tokens.position)
             begin = batch * config.batch_turns * config.lines
             stop = cutlass.min(count, Int32(begin + config.batch_turns * config.lines))
@@ -367,7 +373,7 @@ class Walk(Clusters):
 
     @cute.jit
     def save(self, scope: Scope, row: Int32, state: State) -> None:
-        """A state to its row of the tail, if it has one."""
+        """Store a state to its row of the tail, if it has one."""
         if row >= 0:
             address = self.state_address(scope, slot_row(row, scope.params.tail.rows))
             for index, number in enumerate((state.top, state.total, state.acc)):
@@ -376,7 +382,7 @@ class Walk(Clusters):
 
     @cute.jit
     def emit(self, scope: Scope, end: End, emitted: Int32) -> None:
-        """Store the entry of pooled channels; emitted: how many came before it."""
+        """Store the entry of pooled channels. emitted: number of earlier entries."""
         config, params = self.config, scope.params
         thread, _, _ = cute.arch.thread_idx()
         values = zeros(VECTOR, Float32)
@@ -392,7 +398,7 @@ class Walk(Clusters):
 
 @cute.jit
 def any_thread(holds: Boolean) -> Boolean:
-    """Whether it holds for a thread of the CTA; all threads wait for it."""
+    """Whether `holds` is true for any thread of the CTA; all threads wait for each other."""
     found = cute.arch.inline_ptx(
         "{ .reg .pred mine, any; setp.ne.u32 mine, {$r0}, 0; "
         "barrier.cta.red.popc.aligned.u32 {$w0}, 0, mine; }",
@@ -410,13 +416,13 @@ def window_of(position: Int64, ratio: cutlass.Constexpr[int]) -> Int64:
 
 @cute.jit
 def one_more(state: State, value: Float32, score: Float32) -> State:
-    """The state with another token."""
+    """Add a token to the state."""
     top = state.top
-    rises = score > top  # one of both shares is exp(0)
+    rises = score > top  # one of the two shares is exp(0)
     higher, lower = cute.arch.fmax(top, score), top if rises else score
     share = share_of(lower, finite(higher))
     old, new = share if rises else Float32(1.0), Float32(1.0) if rises else share
-    # The same product and sum wherever it is compiled.
+    # The product and sum are the same wherever this is compiled.
     return State(higher, fused(state.total, old, new), fused(value, new, state.acc * old))
 
 

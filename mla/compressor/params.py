@@ -19,7 +19,7 @@ class StepRows:
     scores: Word
     values_stride: Word  # between tokens
     scores_stride: Word
-    tokens: Word  # how many
+    tokens: Word  # number of tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Counts:
     ends: Word
     requests: Word
     saved: Word  # rows of each request that clusters without windows save, at most
-    window_clusters: Word  # clusters that have windows; those behind them save rows
+    window_clusters: Word  # clusters that have windows; those after them save rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Weights:
 
 @dataclass(frozen=True, kw_only=True)
 class CompressParams:
-    """`device.Clusters`: what both kernels take."""
+    """Parameters of `device.Clusters`, for both kernels."""
 
     step: StepRows
     tables: StepTables

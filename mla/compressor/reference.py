@@ -1,13 +1,14 @@
-"""What a compressor computes, in plain torch, in fp32 or wider.
+"""Definition of a compressor, in plain torch, in fp32 or wider.
 
-A token leaves values and scores, `overlap * width` columns each; `ape` of its place in the window
-is added to its scores. Entry i of windows of m tokens is complete with position m i + m - 1. For
-each of its `width` channels it is the mean of the values of `overlap * m` rows, weighted by a
-softmax of their scores over these rows: those of its own window with the last `width` columns, of
-the window before with the columns before those, and so on. There is nothing before position 0:
-those rows have no weight. RMSNorm and RoPE, at position m i, follow, and what the record does.
+A token has values and scores, `overlap * width` columns each; `ape` of its place in the window is
+added to its scores. Entry i of windows of m tokens is complete with position m i + m - 1. Each of
+its `width` channels is the mean of the values of `overlap * m` rows, weighted by a softmax of their
+scores over these rows. Rows of its own window use the last `width` columns, rows of the window
+before the columns before those, and so on. Rows before position 0 have no weight. RMSNorm and RoPE,
+at position m i, and the record's encoding follow.
 
-Kernels round weights and sums in their own order, the same for every cut of the tokens into steps.
+Kernels round weights and sums in their own order, which is the same for every cut of the tokens
+into steps.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from mla.indexer.formats import FORMATS
 
 
 def compress(job: Job) -> None:
-    """Entries to their rows, and what the tail keeps; `Job` says what the arguments are."""
+    """Write entries to their rows, and update the tail; `Job` documents the arguments."""
     tables = job.tables
     ends = tables.ends[tables.ends >= 0].long()
     ends = ends[tables.entries[ends] >= 0]
@@ -34,7 +35,7 @@ def compress(job: Job) -> None:
 
 
 def pooled(job: Job, ends: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """[E, width] of the tokens `ends`."""
+    """Return the pooled entries [E, width] of the tokens `ends`."""
     if job.tail.tail.online:
         _, total, value = walked_to(job, ends, dtype)
         return value / total
@@ -46,8 +47,8 @@ def pooled(job: Job, ends: torch.Tensor, dtype: torch.dtype = torch.float32) -> 
 def window(
     job: Job, ends: torch.Tensor, dtype: torch.dtype = torch.float32
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(values, scores with ape) [E, overlap * ratio, width] of the rows of the entries that `ends`
-    complete, oldest first; scores of -inf where there is nothing."""
+    """Return (values, scores with ape) [E, overlap * ratio, width] of the rows of the entries that
+    `ends` complete, oldest first; scores of missing rows are -inf."""
     tail, tables = job.tail.tail, job.tables
     rows = torch.arange(tail.overlap * tail.ratio, device=ends.device)
     back = len(rows) - 1 - rows
@@ -66,15 +67,15 @@ def window(
 
 
 def with_ape(job: Job, tokens: torch.Tensor) -> torch.Tensor:
-    """The scores of tokens of the step, in fp32."""
+    """Return the scores of tokens of the step with ape, in fp32."""
     return job.scores[tokens] + job.compressor.ape[job.tables.positions[tokens] % job.entry.ratio]
 
 
 def walked_to(
     job: Job, tokens: torch.Tensor, dtype: torch.dtype = torch.float32
 ) -> list[torch.Tensor]:
-    """(maxima, sums, values) [n, width] of the windows of `tokens` up to them: one token after
-    another, from what the tail has on."""
+    """Return (maxima, sums, values) [n, width] of the windows of `tokens` up to these tokens, token
+    by token, starting from the tail's state."""
     tail, tables = job.tail.tail, job.tables
     position, owner = tables.positions[tokens], tables.owners[tokens].long()
     start, slot = tables.starts[owner], tables.state_slots[owner].long().clamp(min=0)
@@ -100,7 +101,7 @@ def walked_to(
 def one_more(
     state: list[torch.Tensor], value: torch.Tensor, score: torch.Tensor
 ) -> list[torch.Tensor]:
-    """(maxima, sums, values) with another token."""
+    """Add a token to (maxima, sums, values)."""
     top, total, acc = state
     higher = torch.maximum(top, score)
     base = torch.where(higher == -math.inf, 0.0, higher)
@@ -109,14 +110,14 @@ def one_more(
 
 
 def normalised(job: Job, x: torch.Tensor) -> torch.Tensor:
-    """RMSNorm of [E, width]."""
+    """Apply RMSNorm to x [E, width]."""
     compressor: Compressor = job.compressor
     mean = x.square().mean(-1, keepdim=True)
     return x * torch.rsqrt(mean + compressor.eps) * compressor.weight
 
 
 def store(job: Job, x: torch.Tensor, ends: torch.Tensor) -> None:
-    """Entries in fp32 or wider, not rotated yet, to the rows of the tokens `ends`."""
+    """Store entries in fp32 or wider, not rotated yet, to the rows of the tokens `ends`."""
     data, scales = bytes_of(job, prepared(job, x, ends))
     out, numbers = job.out, job.tables.entries[ends]
     _put(out, out.data(), numbers, data)
@@ -125,7 +126,7 @@ def store(job: Job, x: torch.Tensor, ends: torch.Tensor) -> None:
 
 
 def prepared(job: Job, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """Rotated, of index keys transformed, too, in bf16."""
+    """Rotate entries, transform index keys, and round to bf16."""
     first = job.tables.positions[ends] + 1 - job.tail.tail.ratio
     angles = job.cos[first], job.sin[first]
     if job.out.record.name in FORMATS:
@@ -134,7 +135,7 @@ def prepared(job: Job, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
 
 
 def bytes_of(job: Job, entries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(data, scales) of entries in bf16."""
+    """Return (data, scales) of entries in bf16."""
     record = job.out.record
     if record.name in FORMATS:
         return index_records.quantised(entries, record)
@@ -148,7 +149,7 @@ def _put(out: Rows, view: torch.Tensor, numbers: torch.Tensor, values: torch.Ten
 
 
 def save(job: Job, kept: torch.Tensor) -> None:
-    """The tokens `kept`, the last ones of every request, to its tail."""
+    """Store the tokens `kept`, the last ones of every request, to its tail."""
     found = job.values[kept], with_ape(job, kept)
     if job.tail.tail.online:
         found = walked_to(job, kept)

@@ -1,6 +1,7 @@
-"""Entries of a raw tail: the rows of a window at once, per channel (device code).
+"""Entries of a raw tail: all rows of a window at once, per channel (device code).
 
-`mla.compressor.reference` is the definition, `mla.compressor.config` who does what.
+`mla.compressor.reference` is the definition; `mla.compressor.config` describes the division of
+work.
 """
 
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ from mla.compressor.params import CompressParams
 
 ARRAYS = 2  # values, scores
 PARTS = 3  # of a group: maximum, sum, sum of weighted values
-NOTHING = -(2**31)  # follows a cell
+NOTHING = -(2**31)  # no token follows a cell
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Windows(Clusters):
 
     @cute.kernel
     def kernel(self, table: DeviceTable) -> None:
-        """Clusters have windows, those behind them rows of tails."""
+        """The first clusters process windows, those after them save rows of tails."""
         config, params = self.config, table.unpack(CompressParams)
         cta, _, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
@@ -91,7 +92,7 @@ class Windows(Clusters):
 
     @cute.jit
     def compress(self, params: CompressParams, item: Int32, part: Int32) -> None:
-        """The windows of a CTA, of which it has a slice of the channels."""
+        """Compress the windows of a CTA, which has a slice of their channels."""
         config, tables = self.config, params.tables
         thread, _, _ = cute.arch.thread_idx()
         sCells, exchange = self.cells(), None
@@ -103,8 +104,8 @@ class Windows(Clusters):
         index, token = item * config.windows + thread // config.window_threads, Int32(-1)
         if index < Int32(params.counts.ends):
             token = int32_at(tables.ends, index)
-        # Loads stay before a sync_warp: ptxas would move them to where they are used, and wait for
-        # one after another.
+        # Loads stay before a sync_warp: otherwise ptxas would move them to their uses, and wait for
+        # them one by one.
         if cutlass.const_expr(not config.chunk):
             apes = self.load_apes(params, group, column)
             cute.arch.sync_warp()
@@ -130,7 +131,8 @@ class Windows(Clusters):
         entry = checked_entry(entry, params.entries.count)
         writes = exists and cutlass.min(position, Int32(config.rows - 1)) <= history.known
         parts = self.pooled(sCells, apes, group, history)
-        if cutlass.const_expr(config.groups > 1):  # one warp's, and all have too few registers
+        # Only one warp needs the norm; with several groups no warp has registers for it earlier.
+        if cutlass.const_expr(config.groups > 1):
             norm = load_norm(config, params, column, begin)
         values = self.joined(parts, sCells, lane)
         squares = self.all_squares(exchange, values, part)
@@ -169,9 +171,10 @@ class Windows(Clusters):
 
     @cute.jit
     def cells(self) -> cute.Tensor:
-        """Shared memory for values and scores of the rows of every thread.
+        """Allocate shared memory for values and scores of the rows of every thread.
 
-        A thread reads what it brought itself: no barrier, and rows on their way need no registers.
+        A thread reads what it copied itself: no barrier is needed, and rows in flight need no
+        registers.
         """
         config = self.config
         # Modes: channel of a thread, thread, values or scores of a row.
@@ -182,7 +185,7 @@ class Windows(Clusters):
     def stage(
         self, sCells: cute.Tensor, index: cutlass.Constexpr[int], cell: Cell, exists: Boolean
     ) -> None:
-        """Start to bring a row to shared memory, zeros if it is not there."""
+        """Start to copy a row to shared memory, or zeros if it does not exist."""
         thread, _, _ = cute.arch.thread_idx()
         for array, source in enumerate((cell.values, cell.scores)):
             first = (ARRAYS * index + array) * self.config.threads
@@ -193,7 +196,7 @@ class Windows(Clusters):
     def cell_in(
         self, sCells: cute.Tensor, index: cutlass.Constexpr[int], array: cutlass.Constexpr[int]
     ) -> cute.Tensor:
-        """Values, or scores, of a row that is there."""
+        """Return values, or scores, of a staged row."""
         thread, _, _ = cute.arch.thread_idx()
         found = zeros(VECTOR, Float32)
         cute.autovec_copy(sCells[None, thread, ARRAYS * index + array], found)
@@ -213,7 +216,7 @@ class Windows(Clusters):
 
     @cute.jit
     def history_of(self, window: Window, owner: Int32, exists: Boolean) -> History:
-        """The history of a window of a request; without a tail if one of both is not there."""
+        """Return the history of a request's window; without a tail if either does not exist."""
         params = window.params
         first, count, slot = Int32(0), Int32(0), Int32(-1)
         if exists and owner >= 0 and owner < Int32(params.counts.requests):
@@ -227,8 +230,8 @@ class Windows(Clusters):
 
     @cute.jit
     def stage_new(self, window: Window) -> None:
-        """The rows of a thread out of the tokens before its last one, whoever's they are: what
-        belongs to another request, or is too old, `stage_any` replaces."""
+        """Stage a thread's rows from the tokens before the window's last one, whatever their
+        request: `stage_any` replaces rows that belong to another request, or are too old."""
         for index in cutlass.range_constexpr(self.config.group_rows):
             source = cutlass.max(window.token - self.back_of(window.group, index), Int32(0))
             column = self.column_of(window.group, index, window.column)
@@ -238,7 +241,7 @@ class Windows(Clusters):
 
     @cute.jit
     def stage_any(self, window: Window, history: History) -> None:
-        """The rows of a thread from before the step, out of the tail; without `chunk` all rows."""
+        """Stage a thread's rows from before the step, out of the tail; without `chunk` all rows."""
         config, params, sCells = self.config, window.params, window.sCells
         rows = Int32(params.tail.rows)
         last = Int32(Uint32(window.position) % Uint32(params.tail.rows))
@@ -261,8 +264,8 @@ class Windows(Clusters):
 
     @cute.jit
     def load_apes(self, params: CompressParams, group: Int32, column: Int32) -> list[cute.Tensor]:
-        """What is added to the scores of a thread's rows, if they are of the step: the tail has it
-        in its own."""
+        """Return the ape terms for a thread's rows in the step; scores in the tail include
+        theirs."""
         apes = []
         for index in cutlass.range_constexpr(self.config.group_rows):
             phase = Int64(group * self.config.group_rows + index)
@@ -274,8 +277,8 @@ class Windows(Clusters):
     def pooled(
         self, sCells: cute.Tensor, apes: list[cute.Tensor], group: Int32, history: History
     ) -> list[cute.Tensor]:
-        """Maxima, sums and sums of weighted values of a thread's channels over its rows; scores
-        take the place of what is added to them."""
+        """Return maxima, sums and sums of weighted values of a thread's channels over its rows.
+        `apes` is overwritten with the scores."""
         rows, scores = self.config.group_rows, apes
         for index in cutlass.range_constexpr(rows):
             back = self.back_of(group, index)
@@ -299,7 +302,7 @@ class Windows(Clusters):
 
     @cute.jit
     def joined(self, parts: list[cute.Tensor], sCells: cute.Tensor, lane: Int32) -> cute.Tensor:
-        """Pooled channels over all groups, VECTOR for each lane of the first of them."""
+        """Return pooled channels over all groups, VECTOR for each lane of the first group."""
         config, (_, total, acc) = self.config, parts
         thread, _, _ = cute.arch.thread_idx()
         if cutlass.const_expr(config.groups == 1):
@@ -309,7 +312,7 @@ class Windows(Clusters):
             sValues = SmemAllocator().allocate_tensor(
                 Float32, cute.make_layout(config.channels), byte_alignment=16
             )
-            for part in cutlass.range_constexpr(PARTS):  # where the thread's own rows were
+            for part in cutlass.range_constexpr(PARTS):  # overwrites the thread's own rows
                 cute.autovec_copy(parts[part], sCells[None, thread, part])
             cute.arch.sync_threads()
             if thread < config.channels:
@@ -320,7 +323,7 @@ class Windows(Clusters):
 
     @cute.jit
     def channel_of(self, sParts: cute.Tensor, channel: Int32) -> Float32:
-        """A channel over all groups."""
+        """Pool one channel over all groups."""
         config, inside, lane = self.config, channel % VECTOR, channel // VECTOR
         top, total, acc = -Float32.inf, Float32(0.0), Float32(0.0)
         for group in cutlass.range_constexpr(config.groups):
@@ -335,10 +338,10 @@ class Windows(Clusters):
 
     @cute.jit
     def follow(self, window: Window, history: History) -> None:
-        """What this step has for the cells of the tail that a thread read, into them."""
+        """Replace the cells of the tail that a thread read by later tokens of this step, if any."""
         config, params = self.config, window.params
         rows = Int32(params.tail.rows)
-        after = history.tokens - 1 - history.in_step  # tokens of the request behind the window
+        after = history.tokens - 1 - history.in_step  # tokens of the request after the window
         turns = Int32(Uint32(after) // Uint32(rows))
         rest = after - turns * rows
         aheads, any_wanted = cute.make_rmem_tensor(config.group_rows, Int32), Boolean(False)
@@ -355,7 +358,8 @@ class Windows(Clusters):
 
     @cute.jit
     def replace(self, window: Window, aheads: cute.Tensor) -> None:
-        """Cells of the tail take those of tokens so far ahead of the last row, through sCells."""
+        """Replace cells of the tail, through sCells, by those of tokens `aheads` after the last
+        row."""
         config, params, sCells = self.config, window.params, window.sCells
         tail = params.tail
         rows, apes = cute.make_rmem_tensor(config.group_rows, Int32), []
@@ -379,12 +383,12 @@ class Windows(Clusters):
 
     @cute.jit
     def all_squares(self, exchange: Exchange | None, values: cute.Tensor, part: Int32) -> Float32:
-        """The sum of squares over all channels of a window, in every thread that needs it."""
+        """Return the sum of squares over all channels of a window to all threads that need it."""
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
         squares = sum_of_squares(values, min(config.lanes, WARP_THREADS))
         if cutlass.const_expr(config.slices > 1):
-            cute.arch.cluster_wait()  # all have opened it
+            cute.arch.cluster_wait()  # all CTAs have opened the exchange
             squares = exchanged(exchange, squares, part, Int32(0))
         elif cutlass.const_expr(config.lanes > WARP_THREADS):
             warps = config.threads // WARP_THREADS

@@ -9,6 +9,6 @@ if TYPE_CHECKING:
 
 __all__ = ["IndexQuery", "prepare_query", "scores", "select"]
 
-__getattr__, __dir__ = exports(__name__, {
+exports(__name__, {
     "mla.indexer.api": "IndexQuery prepare_query scores select",
 })  # fmt: skip

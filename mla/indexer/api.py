@@ -19,8 +19,12 @@ __all__ = ["IndexQuery", "prepare_query", "scores", "select"]
 
 
 class IndexQuery(NamedTuple):
-    """data: uint8 [T, H, 64] of e2m1, [T, H, 128] e4m3 or bfloat16. scales: uint8 [T, H, 4] of
-    e2m1, else [T, H, 0]. weights: fp32 [T, H], those of e4m3 times the scale of their row."""
+    """Index queries of T tokens and H heads, as the score kernels read them.
+
+    data: uint8 [T, H, 64] in e2m1, uint8 [T, H, 128] in e4m3, or bfloat16 [T, H, 128].
+    scales: uint8 [T, H, 4] of e2m1, else [T, H, 0].
+    weights: fp32 [T, H]; those of e4m3 include the scale of their row.
+    """
 
     data: torch.Tensor
     scales: torch.Tensor
@@ -39,17 +43,19 @@ def prepare_query(
     backend: str = "auto",
     arch: str | None = None,
 ) -> IndexQuery:
-    """Queries as index keys of `record` are: rotated, transformed, quantised, bit for bit as
-    `mla.indexer.quantised` defines it.
+    """Prepare queries in the same way as the index keys of `record`: rotate, transform and
+    quantise.
+
+    The result is equal bit for bit to `mla.indexer.quantised`.
 
     Args:
         q: [T, H, 128], bfloat16 or float32; the last 64 elements are not rotated yet. The last
             dimension is contiguous, other strides are multiples of 16 bytes.
         weights: [T, H], bfloat16 or float32, with any strides.
-        positions: int64 [T], of each token, in the tables.
+        positions: int64 [T], the row of the tables for each token.
         cos, sin: fp32 [P, 32], the angles of every position.
-        record: 'indexer_fp4', 'indexer_fp8' or 'indexer_bf16', that of the keys.
-        factor: what weights are multiplied by, 128^-0.5 H^-0.5, say.
+        record: 'indexer_fp4', 'indexer_fp8' or 'indexer_bf16', the record of the keys.
+        factor: factor that the weights are multiplied by, for example 128^-0.5 H^-0.5.
         backend, arch: see `kernelkit.call.launch.choose_target`.
 
     Returns:
@@ -76,23 +82,24 @@ def scores(
     backend: str = "auto",
     arch: str | None = None,
 ) -> None:
-    """out[t, s] = s_key sum_h weights[t, h] max(0, q[t, h] . k[s]), s < counts[t], as
-    `mla.indexer.reference` defines it; what is behind is not written.
+    """Compute out[t, s] = s_key sum_h weights[t, h] max(0, q[t, h] . k[s]) for s < counts[t].
 
-    Sums are fp32, in an order of heads that depends on the kernel alone: bits of a score do not
-    depend on what else there is in the step.
+    `mla.indexer.reference` is the definition. Elements of `out` from counts[t] on are not written.
+    Sums are fp32; the order in which heads are added depends only on the kernel, so the bits of a
+    score do not depend on the other tokens of the step.
 
     Args:
-        rows: keys, of INDEXER_FP4, INDEXER_FP8 or INDEXER_BF16; a multiple of 8 in a page.
-        query: data, scales and weights as `prepare_query` makes them for that record; 16, 32, 64 or
+        rows: keys, of INDEXER_FP4, INDEXER_FP8 or INDEXER_BF16. The number of rows in a page is a
+            multiple of 8.
+        query: data, scales and weights that `prepare_query` returns for that record; 16, 32, 64 or
             128 heads.
-        owners: int32 [T], the request of each token. Those of a request that stand beside each
-            other share what is read of its keys.
-        counts: int32 [T], keys that each token sees: (position + 1) // ratio.
+        owners: int32 [T], the request of each token. Neighbouring tokens of one request share the
+            reads of its keys.
+        counts: int32 [T], the number of keys that each token sees: (position + 1) // ratio.
         block_tables: int32 [B, blocks]: key s is row s % E of slot block_tables[owner, s // E].
         out: [T, S], float32 or bfloat16, the last dimension contiguous; written in place.
-        longest: the most tokens that a request has here, more than 1 or not: how tokens are
-            grouped. A matter of speed, not of what is computed.
+        longest: the largest number of tokens of one request in this call. Only `longest > 1`
+            matters, for the grouping of tokens; it changes the speed and not the result.
         kernel: 'auto', 'warp' (mma.sync in bf16), or 'tcgen05' (INDEXER_FP4 on sm_100a).
         backend, arch: see `kernelkit.call.launch.choose_target`.
 
@@ -120,25 +127,26 @@ def select(
     backend: str = "auto",
     arch: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of scores[t, :counts[t]] the k largest, as `mla.indexer.reference` defines it,
-    whatever the timing: of equal scores (+0 and -0 are equal) the first ones are taken, a NaN is
-    below all numbers.
+    """Select the k largest of scores[t, :counts[t]], as `mla.indexer.reference` defines it.
+
+    The choice never depends on timing: of equal scores the first ones are taken (+0 equals -0), and
+    a NaN is below all numbers.
 
     Args:
-        scores: [T, S], float32 or bfloat16, of any number of candidates; the last dimension is
-            contiguous, rows at multiples of 16 bytes are read faster. What is behind counts[t] is
-            not looked at.
+        scores: [T, S], float32 or bfloat16, with any number of candidates. The last dimension is
+            contiguous; rows at multiples of 16 bytes are read faster. Scores from counts[t] on are
+            not read.
         counts: int32 [T], up to S.
         k: from 1 to 2048.
-        owners, block_tables: int32 [T] and int32 [B, blocks], both or neither: candidate s becomes
-            the entry `gather` knows, block_tables[owners[t], s // entries] * entries + s % entries;
-            without them s itself. A block that the table has not is -1.
+        owners, block_tables: int32 [T] and int32 [B, blocks], both or neither. With them candidate
+            s becomes the entry that `gather` reads, block_tables[owners[t], s // entries] * entries
+            + s % entries, or -1 if the table has no such block. Without them it stays s.
         entries: rows in a block.
         backend, arch: see `kernelkit.call.launch.choose_target`.
 
     Returns:
-        (entries int64 [T, k], chosen int32 [T]): entries in the order of candidates, behind them
-        -1; chosen[t] is min(k, counts[t]).
+        (entries int64 [T, k], chosen int32 [T]). Each row of entries is in the order of candidates
+        and filled up with -1; chosen[t] is min(k, counts[t]).
 
     Raises:
         TypeError, ValueError, NotImplementedError: naming the value and the limit.

@@ -1,8 +1,9 @@
-"""A row of an index key or query, from fp32 in registers to the bytes of a record (device code).
+"""Device code that converts a row of an index key or query from fp32 in registers to record bytes.
 
-16 neighbouring lanes have a row, lane l of them its elements 8 l to 8 l + 7; a warp has two rows.
-`mla.indexer.quantised` defines the bits: every sum here is rounded by itself, whatever the
-values were computed by, since `.rn` keeps ptxas from fusing. All lanes of a warp call together.
+A row is held by 16 neighbouring lanes; lane l of them holds elements 8 l to 8 l + 7. A warp holds
+two rows. `mla.indexer.quantised` defines the bits: every sum here is rounded by itself, since `.rn`
+keeps ptxas from fusing it with the instructions that computed its operands. All lanes of a warp
+call these functions together.
 """
 
 import cutlass
@@ -24,8 +25,8 @@ from kvcache.movement.entry import (
 from mla.indexer.formats import LANES, PIECE, WIDTH, IndexFormat
 from mla.indexer.params import HeadRows
 
-PAIRS = PIECE // 2  # of neighbours, in a lane
-ROPE_LANE = LANES - ROPE // PIECE  # the first whose elements are rotated
+PAIRS = PIECE // 2  # of neighbours in a lane
+ROPE_LANE = LANES - ROPE // PIECE  # the first lane whose elements are rotated
 NORM = WIDTH**-0.5
 RULES = {"e2m1": E2M1_RULE, "e4m3": E4M3_RULE}
 
@@ -39,12 +40,17 @@ def store_index_row(
     address: EntryAddress,
     exists: Boolean,
 ) -> None:
-    """All of it: a row in fp32, not rotated yet, to the record's bytes.
+    """Convert a row in fp32 that is not rotated yet to the record's bytes, and store it.
 
-    values: the lane's 8 elements. angles: 4 cosines and behind them 4 sines of its pairs, looked at
-    in the upper 8 lanes of a row. form: of `mla.indexer.formats.FORMATS`. arch: "sm_100a"
-    or "sm_90a". address: of the record; its data's is a multiple of 16 bytes, that of its scales of
-    4 bytes in INDEXER_FP8. exists: whether anything is stored, the same in all lanes of a row.
+    Args:
+        values: the lane's 8 elements.
+        angles: 4 cosines, then 4 sines of the lane's pairs; only the upper 8 lanes of a row read
+            them.
+        form: one of `mla.indexer.formats.FORMATS`.
+        arch: "sm_100a" or "sm_90a".
+        address: address of the record. Its data begin at a multiple of 16 bytes, the scales of
+            INDEXER_FP8 at a multiple of 4.
+        exists: whether anything is stored; the same in all lanes of a row.
     """
     words = prepared_row(values, angles)
     elements, code = quantised_row(words, form, arch)
@@ -59,7 +65,7 @@ def row_address(rows: HeadRows, token: Uint32, head: Uint32) -> Int64:
 
 @cute.jit
 def prepared_row(values: cute.Tensor, angles: cute.Tensor) -> cute.Tensor:
-    """A lane's elements rotated and transformed, in bf16, two to a word."""
+    """Return a lane's elements, rotated and transformed, as bf16, two in each word."""
     lane = cute.arch.lane_idx() % LANES
     row = cute.make_rmem_tensor(PIECE, Float32)
     for pair in cutlass.range_constexpr(PAIRS):
@@ -80,7 +86,10 @@ def prepared_row(values: cute.Tensor, angles: cute.Tensor) -> cute.Tensor:
 
 @cute.jit
 def transform(row: cute.Tensor, lane: Int32) -> None:
-    """H_128 in place, without its factor: neighbours in a lane first, then those of other lanes."""
+    """Multiply a row by H_128, without its factor, in place.
+
+    Neighbours within a lane are combined first, then those of other lanes.
+    """
     for step in (1, 2, 4):
         for index in cutlass.range_constexpr(PIECE):
             if cutlass.const_expr(index & step == 0):
@@ -94,7 +103,7 @@ def transform(row: cute.Tensor, lane: Int32) -> None:
         sign = Float32(-1.0) if lane & step != 0 else Float32(1.0)
         for index in cutlass.range_constexpr(PIECE):
             other = cute.arch.shuffle_sync_bfly(row[index], step)
-            # The product is exact: one rounding, as of a sum.
+            # The product is exact, so the result is rounded once, as a sum is.
             row[index] = fused(row[index], sign, other)
 
 
@@ -102,7 +111,11 @@ def transform(row: cute.Tensor, lane: Int32) -> None:
 def quantised_row(
     words: cute.Tensor, form: cutlass.Constexpr[IndexFormat], arch: cutlass.Constexpr[str]
 ) -> tuple[cute.Tensor, Uint32]:
-    """(words of a lane's elements, exponent byte of its scale: 0 of bf16) of two bf16 a word."""
+    """Quantise a lane's elements, given as bf16, two in each word.
+
+    Returns:
+        The words of the elements, and the exponent byte of their scale (0 for bf16).
+    """
     if cutlass.const_expr(not form.group):
         return words, Uint32(0)
     values = cute.make_rmem_tensor(PIECE, Float32)
@@ -123,8 +136,11 @@ def store_row(
     *,
     scaled: cutlass.Constexpr[bool] = True,
 ) -> None:
-    """What `quantised_row` returns to a record; address and exists as in `store_index_row`. scaled:
-    whether its scales are stored, too."""
+    """Store what `quantised_row` returned in a record.
+
+    address, exists: see `store_index_row`.
+    scaled: whether to store the scales, too.
+    """
     lane = cute.arch.lane_idx() % LANES
     if exists:
         store_bytes(elements, address.data + Int64(lane * form.piece_bytes))

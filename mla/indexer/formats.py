@@ -1,6 +1,6 @@
-"""Records of index keys and queries: which elements they have, and which of them share a scale.
+"""Records of index keys and queries: their elements, and the groups of elements that share a scale.
 
-Plain data: kernels, their reference and tests read it.
+This module is plain data: kernels, their reference and tests read it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from kvcache.layouts.records import INDEXER_BF16, INDEXER_FP4, INDEXER_FP8, Record
 
 WIDTH = 128  # elements of a key, and of a head of a query
-PIECE = 8  # neighbours that a lane has
-LANES = WIDTH // PIECE  # of a row
+PIECE = 8  # neighbours that a lane holds
+LANES = WIDTH // PIECE  # lanes that hold a row
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class IndexFormat:
         return self.record.data_bytes // LANES
 
 
-# By the name of the record.
+# The keys are names of records.
 FORMATS = {
     form.record.name: form
     for form in (
@@ -56,7 +56,7 @@ FORMATS = {
 
 
 def index_format(record: str) -> IndexFormat:
-    """NotImplementedError for a record that no index key has."""
+    """Return the IndexFormat of a record, or raise NotImplementedError."""
     if record not in FORMATS:
         raise NotImplementedError(f"record {record}: index keys are in one of {[*FORMATS]}")
     return FORMATS[record]

@@ -25,35 +25,35 @@ class HeadRows:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> HeadRows:
-        """The rows of a tensor, or the elements of [T, H]."""
+        """Describe the rows of a tensor [T, H, ...], or the elements of a tensor [T, H]."""
         token, head = (step * tensor.itemsize for step in tensor.stride()[:2])
         return cls(address=tensor, token_stride=token, head_stride=head)
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueryParams:
-    """`query_kernel.Query`."""
+    """Parameters of `query_kernel.Query`."""
 
     q: HeadRows
     weights: HeadRows
     heads: Word
-    rows: Word  # heads of all tokens
+    rows: Word  # number of heads of all tokens
     positions: Word  # int64 [T]
     angles: Angles
     data: Word  # of the first row of the result
     scales: Word  # of the first row of the result
     out_weights: Word  # fp32 [T, H]
-    factor_bits: Word  # what weights are multiplied by, in fp32
+    factor_bits: Word  # fp32 bits of the factor of the weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoresParams:
-    """Both kernels of scores, `scores_kernel` and `sm100.kernel`."""
+    """Parameters of both score kernels, `scores_kernel` and `sm100.kernel`."""
 
-    data: Word  # of the first key of slot 0
+    data: Word  # address of the first key of slot 0
     scales: Word
     slot_stride: Word
-    rows: Word  # of a slot
+    rows: Word  # rows in a slot
     slots: Word
     q: HeadRows
     q_scales: HeadRows
@@ -73,18 +73,21 @@ class ScoresParams:
 
 @dataclass(frozen=True, kw_only=True)
 class SelectParams:
-    """`select_kernel.Select`; zeros from `owners` on where candidates are entries themselves."""
+    """Parameters of `select_kernel.Select`.
+
+    The fields from `owners` on are zeros if candidates are entries themselves.
+    """
 
     scores: Word  # [T, columns]
     scores_stride: Word  # between rows
     columns: Word
-    counts: Word  # int32 [T], candidates of a row
+    counts: Word  # int32 [T], number of candidates of each row
     k: Word
     entries: Word  # int64 [T, k]
-    chosen: Word  # int32 [T], how many entries of a row are valid
+    chosen: Word  # int32 [T], number of valid entries of each row
     owners: Word = 0  # int32 [T]
     block_tables: Word = 0  # int32 [requests, blocks]
     table_stride: Word = 0  # between requests
     requests: Word = 0
     blocks: Word = 0
-    block_entries: Word = 0  # entries of a block
+    block_entries: Word = 0  # entries in a block

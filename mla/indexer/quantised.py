@@ -1,19 +1,19 @@
-"""Index keys and queries as they are stored, in plain torch: bit for bit the definition.
+"""Definition of the stored bytes of index keys and queries, in plain torch.
 
 A row is 128 elements in fp32. The last ROPE are rotated as `kvcache.movement.reference` rotates
-them; all of them go through a Hadamard transform of Sylvester's natural order times 128^-0.5, in
-fp32, every sum rounded by itself: neighbours at distance 1 first, then 2, 4, up to 64, (x, y)
-becoming (x + y, x - y), and last of all the product. The result is rounded to bf16 and quantised
-from there:
+them. Then the whole row goes through a Hadamard transform of Sylvester's natural order times
+128^-0.5, in fp32, with every sum rounded by itself. Pairs (x, y) become (x + y, x - y), at distance
+1 first, then 2, 4, up to 64; the factor is applied last. The result is rounded to bf16, and
+quantised from bf16:
 
-INDEXER_FP4   e2m1 of x / s, to nearest even, for every 32 neighbours an
-              s = 2^ceil(log2(max(amax, 6 * 2^-126) / 6)) as its exponent byte
+INDEXER_FP4   e2m1 of x / s, to nearest even; every 32 neighbours have one
+              s = 2^ceil(log2(max(amax, 6 * 2^-126) / 6)), stored as its exponent byte
 INDEXER_FP8   e4m3 of x / s, one s = 2^ceil(log2(max(amax / 448, 1e-4))), in fp32
-INDEXER_BF16  as it is, a NaN as 0x7FFF
+INDEXER_BF16  x itself, a NaN as 0x7FFF
 
-A group with an infinity or a NaN is lost: its scale is 0xFF or 0x7FFFFFFF, a NaN, and its elements
-are what conversions make of NaN, 7 (6.0) or 0x7F. Only keys and queries that are both rotated and
-transformed compare: the transform is orthogonal, so that q . k is as it was.
+If a group has an infinity or a NaN, its scale is a NaN, 0xFF or 0x7FFFFFFF, and its elements are
+what conversions make of NaN, 7 (6.0) or 0x7F. The transform is orthogonal, so q . k keeps its value
+if both the key and the query are rotated and transformed; otherwise they must not be compared.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from kvcache.movement.reference import (
 )
 from mla.indexer.formats import WIDTH, IndexFormat, index_format
 
-# element -> (largest number, smallest scale that is not rounded up, code of what is lost)
+# element -> (largest number, smallest scale that is not rounded up, code of an element of a group
+# with a NaN)
 LIMITS = {
     "e2m1": (e2m1.VALUES[-1], 2.0**-126, e2m1.NAN_CODE),
     "e4m3": (LARGEST, MIN_SCALE, NAN_ELEMENT),
@@ -48,14 +49,14 @@ NORM = WIDTH**-0.5
 
 
 def prepared(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rows [..., 128] rotated by angles [..., 32], transformed, in bf16."""
+    """Return rows [..., 128] rotated by angles [..., 32] and transformed, in bf16."""
     x = x.float()
     turned = torch.cat((x[..., :-ROPE], rotated_rope(x[..., -ROPE:], cos, sin)), -1)
     return to_bf16(hadamard(turned))
 
 
 def hadamard(x: torch.Tensor) -> torch.Tensor:
-    """fp32 [..., 128] times H_128 / 128^0.5, rounded as above."""
+    """Return fp32 [..., 128] times H_128 / 128^0.5, rounded as the module docstring says."""
     for step in (1 << bit for bit in range(WIDTH.bit_length() - 1)):
         low, high = x.unflatten(-1, (-1, 2, step)).unbind(-2)
         x = torch.stack((low + high, low - high), -2).flatten(-3)
@@ -63,7 +64,7 @@ def hadamard(x: torch.Tensor) -> torch.Tensor:
 
 
 def quantised(rows: torch.Tensor, record: Record) -> tuple[torch.Tensor, torch.Tensor]:
-    """bf16 [..., 128] -> (data, scales), the bytes of the record."""
+    """Return (data, scales), the bytes of the record for bf16 [..., 128]."""
     form = index_format(record.name)
     if not form.group:
         data = to_bf16(rows.float()).view(torch.uint8)
@@ -83,7 +84,7 @@ def quantised(rows: torch.Tensor, record: Record) -> tuple[torch.Tensor, torch.T
 
 
 def _scales(form: IndexFormat, codes: torch.Tensor) -> torch.Tensor:
-    """Bytes of exponent bytes [..., groups]: themselves, or fp32."""
+    """Convert exponent bytes [..., groups] to scale bytes: unchanged, or as fp32."""
     if form.scale_size == 1:
         return codes.to(torch.uint8)
     bits = torch.where(codes == NAN_SCALE, NAN_FP32, codes << MANTISSA)
@@ -91,8 +92,10 @@ def _scales(form: IndexFormat, codes: torch.Tensor) -> torch.Tensor:
 
 
 def dequantised(data: torch.Tensor, scales: torch.Tensor, record: Record) -> torch.Tensor:
-    """Bytes [..., data_bytes] and [..., scale_bytes] of a record -> fp32 [..., 128], exactly but
-    for what is beyond fp32, an infinity."""
+    """Convert bytes [..., data_bytes] and [..., scale_bytes] of a record to fp32 [..., 128].
+
+    The result is exact, except that values beyond fp32 become infinite.
+    """
     form, data = index_format(record.name), data.contiguous()
     if not form.group:
         return data.view(torch.bfloat16).float()
@@ -102,7 +105,7 @@ def dequantised(data: torch.Tensor, scales: torch.Tensor, record: Record) -> tor
 
 
 def scale_values(scales: torch.Tensor, record: Record) -> torch.Tensor:
-    """fp32 [..., groups] of the scale bytes [..., scale_bytes] of a record that has some."""
+    """Convert scale bytes [..., scale_bytes] of a record with scales to fp32 [..., groups]."""
     if index_format(record.name).scale_size > 1:
         return scales.contiguous().view(torch.float32)
     ones = torch.ones(scales.shape, dtype=torch.float64, device=scales.device)

@@ -1,5 +1,7 @@
-"""Queries of the indexer: rotated, transformed and quantised, with the scale of FP8 in their weight
-(device code). A row, a head of a token, has 16 lanes; see `mla.indexer.entry`.
+"""Device code that rotates, transforms and quantises queries of the indexer.
+
+For FP8 the scale of a row is multiplied into its weight. A row is one head of a token and is held
+by 16 lanes; see `mla.indexer.entry`.
 """
 
 import cutlass
@@ -40,14 +42,15 @@ class Query(TableKernel):
 
     @cute.kernel
     def kernel(self, table: DeviceTable) -> None:
-        """Groups of 16 lanes take turns at the rows."""
+        """Process the rows; groups of 16 lanes loop over them."""
         config, params = self.config, table.unpack(QueryParams)
         heads, rows = params.heads, Int32(params.rows)
         thread, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         ctas, _, _ = cute.arch.grid_dim()
         lane, form = thread % LANES, config.form
-        # Warps stay together: the second row of one may not exist.
+        # The loop bounds are the same in all lanes of a warp, even if its second row does not
+        # exist.
         first = (cta * config.rows + thread // WARP_THREADS * (WARP_THREADS // LANES)).to(Int32)
         for begin in cutlass.range(first, rows, ctas * config.rows, unroll=1):
             row = begin + thread % WARP_THREADS // LANES
@@ -63,7 +66,7 @@ class Query(TableKernel):
                 params.data + Int64(index) * form.record.data_bytes,
                 params.scales + Int64(index) * form.record.scale_bytes,
             )
-            # FP8 has its scale in the weight, nowhere else.
+            # The scale of FP8 is stored in the weight only.
             store_row(elements, code, form, address, exists, scaled=form.scale_size == 1)
             weight = weight * float_of(Uint32(params.factor_bits))
             if cutlass.const_expr(form.scale_size > 1):
@@ -73,7 +76,7 @@ class Query(TableKernel):
 
     @cute.jit
     def load(self, q: HeadRows, token: Uint32, head: Uint32, lane: Int32) -> cute.Tensor:
-        """A lane's elements."""
+        """Load a lane's elements of a row."""
         size = PIECE * (2 if self.config.dtype == "bf16" else 4)
         place = row_address(q, token, head) + lane * size
         if cutlass.const_expr(self.config.dtype == "bf16"):
@@ -87,7 +90,8 @@ class Query(TableKernel):
 
     @cute.jit
     def load_angles(self, params: QueryParams, token: Uint32, lane: Int32) -> cute.Tensor:
-        """Cosines, and behind them sines, of the lane's pairs; zeros where it has none."""
+        """Load the cosines and then the sines of the lane's pairs; zeros in lanes without
+        rotation."""
         angles = zeros(2 * PAIRS, Float32)
         if lane >= ROPE_LANE:
             tables = params.angles

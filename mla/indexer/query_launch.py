@@ -43,7 +43,10 @@ class Query:
 
 
 def query_outputs(given: Query) -> Prepared:
-    """(data, scales, weights) of a query in a record, empty: no scales where weights have them."""
+    """Allocate (data, scales, weights) of a query.
+
+    There are no scales for a record whose weights include them.
+    """
     q, form = given.q, index_format(given.record)
     size = form.record.data_bytes // ELEMENTS[form.element].itemsize
     data = q.new_empty(*q.shape[:2], size, dtype=ELEMENTS[form.element])
@@ -53,7 +56,7 @@ def query_outputs(given: Query) -> Prepared:
 
 
 def run_prepare_query(given: Query) -> Prepared:
-    """Data, scales and weights; one launch."""
+    """Launch the kernel once and return data, scales and weights."""
     q, weights, positions, cos, sin = (
         given.q, given.weights, given.positions, given.cos, given.sin
     )  # fmt: skip

@@ -1,10 +1,11 @@
-"""Scores of index keys, and the best of them, in plain torch: what kernels are compared with.
+"""Reference of the scores of index keys and of the selection, in plain torch.
 
     out[t, s] = s_key sum_h w[t, h] max(0, q[t, h] . k[s])      for s < counts[t]
 
-Key s of token t is entry block_tables[b, s // E] * E + s % E of the rows, b = owners[t], E entries
-in a slot. s_key is the scale of a key that has one for all its elements, otherwise 1: scales of
-groups, of e2m1, are in q . k. What has a NaN in it is NaN, a product that is not positive too.
+Key s of token t is entry block_tables[b, s // E] * E + s % E of the rows, where b = owners[t] and E
+is the number of entries in a slot. s_key is the scale of the key if one scale serves all its
+elements, otherwise 1: the group scales of e2m1 are part of q . k. A result with a NaN among its
+inputs is NaN, even if the product is not positive.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ def scores(
     out: torch.Tensor,
     dtype: torch.dtype = torch.float64,
 ) -> None:
-    """Into out [T, S], s < counts[t] of each row; computed in `dtype`.
+    """Write the scores of each row t, s < counts[t], to out [T, S]; compute in `dtype`.
 
-    query: data, scales, weights, as `mla.indexer.api.prepare_query` returns them. tables:
-    owners, counts, block_tables.
+    query: data, scales, weights, as `mla.indexer.api.prepare_query` returns them.
+    tables: owners, counts, block_tables.
     """
     owners, counts, block_tables = (table.tolist() for table in tables)
     queries, weights = query_values(rows, *query[:2]).to(dtype), query[2].to(dtype)
@@ -41,14 +42,16 @@ def scores(
 
 
 def query_values(rows: Rows, data: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """fp32 [T, H, 128] of queries as they are stored. The scale of a whole head is in the weights,
-    not here."""
+    """Return the values of stored queries, fp32 [T, H, 128].
+
+    A scale that serves a whole head is in the weights and is not applied here.
+    """
     element = index_format(rows.record.name).element
     return dequantised(data, scales, rows.record) if element == "e2m1" else data.float()
 
 
 def key_bytes(rows: Rows, blocks: list[int], count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(data, scales) uint8 [count, ...] of the keys of a request."""
+    """Return (data, scales), uint8 [count, ...], of the keys of a request."""
     slots = blocks[: -(-count // rows.rows)]
     data, scales = (x[slots].flatten(0, 1)[:count] for x in (rows.data(), rows.scales()))
     return data, scales
@@ -60,16 +63,21 @@ def select(
     k: int,
     tables: tuple[torch.Tensor, torch.Tensor, int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(entries int64 [T, k], chosen int32 [T]); tables: owners, block tables, entries of a block.
+    """Select the k largest of scores[t, :counts[t]].
 
-    Of scores[t, :counts[t]] the k largest, of equal ones the first, a NaN below all numbers; in the
-    order of candidates. Their numbers, or with tables their entries; behind them -1.
+    Of equal scores the first ones are taken, and a NaN is below all numbers.
+
+    tables: owners, block tables, entries of a block.
+
+    Returns:
+        (entries int64 [T, k], chosen int32 [T]). Each row of entries is in the order of candidates:
+        their numbers, or with tables their entries, filled up with -1.
     """
     entries = torch.full((len(scores), k), -1, dtype=torch.int64, device=scores.device)
     chosen = counts.clamp(0, scores.shape[1]).clamp(max=k).to(torch.int32)
     for row, count in enumerate(counts.clamp(0, scores.shape[1]).tolist()):
         values = scores[row, :count].double()
-        # Least significant key first: stable sorts keep the order of equal candidates.
+        # A NaN sorts like -inf. Stable sorts keep the order of candidates among equals.
         order = values.nan_to_num(-torch.inf, torch.inf, -torch.inf).argsort(
             descending=True, stable=True
         )
@@ -84,7 +92,7 @@ def select(
 def numbers_for_gather(
     candidates: torch.Tensor, row: int, tables: tuple[torch.Tensor, torch.Tensor, int]
 ) -> torch.Tensor:
-    """Numbers for `gather` of candidates of a row; -1 of those that the block table has not."""
+    """Return a row's candidates as numbers for `gather`; -1 for those not in the block table."""
     owners, block_tables, size = tables
     blocks = block_tables[int(owners[row])].long()
     pages = candidates // size

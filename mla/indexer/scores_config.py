@@ -1,11 +1,11 @@
-"""What the score kernels are compiled for and how they share the work, as data.
+"""Configuration of the score kernels and the division of their work, as data.
 
 A CTA has `tokens` neighbouring tokens with all their heads, and of their keys every n-th tile of
-KEYS. Tokens that follow each other in one request share the keys that the CTA reads: a run.
+KEYS. Neighbouring tokens of one request are a run: they share the keys that the CTA reads.
 
 Warp MMA: lane 4 g + i has, of a row of 128 elements, those of CHUNKS of 16 bytes, every fourth from
-chunk i on. Which element is which of the K of an MMA does not matter as long as keys and queries
-agree: both are read so, and of e2m1 a lane's elements share a scale.
+chunk i on. Keys and queries are read in the same way, so the order of elements along the K of an
+MMA is arbitrary. All elements that a lane has of an e2m1 row share one scale.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from kernelkit.plan import hw
 from kvcache.layouts.records import INDEXER_BF16, INDEXER_FP4, INDEXER_FP8
 from mla.indexer.formats import WIDTH
 
-KEYS = 128  # of a tile
+KEYS = 128  # keys in a tile
 COLUMNS = 128  # heads x tokens of a CTA, at most
 HEADS = (16, 32, 64, 128)
 RECORDS = {record.name: record for record in (INDEXER_FP4, INDEXER_FP8, INDEXER_BF16)}
-PAGE_UNIT = 8  # rows of a page are a multiple of it: neighbours that lanes read together
+PAGE_UNIT = 8  # the rows of a page are a multiple of it; lanes read this many together
 CHUNK_BYTES = 16
-LANE_ELEMENTS = WIDTH // 4  # of a row
+LANE_ELEMENTS = WIDTH // 4  # elements of a row that a lane has
 LANE_WORDS = LANE_ELEMENTS // 2  # in bf16
 WARP_KEYS = 32
 HEADS_OF_MMA = 8
-STEPS = 4  # of K, two MMAs each
-WAVES = 8  # of CTAs, that are looked at beyond the fewest
-# CTAs that share an SM, limited by registers without spills. A CTA with one token of NARROW_HEADS
-# heads needs fewer registers.
+STEPS = 4  # steps along K, two MMAs each
+WAVES = 8  # numbers of waves that are tried, from the smallest on
+# CTAs that share an SM: the number that fits without a spill of registers. With one token of at
+# least NARROW_HEADS heads, a CTA needs fewer registers.
 CTAS_PER_SM = {"indexer_fp4": 3, "indexer_fp8": 3, "indexer_bf16": 2}
 NARROW = {("indexer_fp4", "sm_90a"), ("indexer_fp4", "sm_100a"), ("indexer_fp8", "sm_90a")}
 NARROW_HEADS, NARROW_CTAS = 32, 4
@@ -104,9 +104,9 @@ class WarpConfig(ScoresConfig):
 
 
 def warp_config(record: str, heads: int, tokens: int, out: str, arch: str) -> WarpConfig:
-    """The config for an architecture that kernels are written for."""
+    """Return the config for an architecture that kernels are written for."""
     ctas = CTAS_PER_SM[record]
-    if heads * tokens < NARROW_HEADS:  # the loop over heads is unrolled to the end
+    if heads * tokens < NARROW_HEADS:  # the loop over heads is unrolled completely
         ctas = 2
     elif tokens == 1 and (record, arch) in NARROW:
         ctas = NARROW_CTAS
@@ -129,20 +129,22 @@ class BlockScaledConfig(ScoresConfig):
 
 
 def tokens_for(heads: int, longest: int) -> int:
-    """Tokens of a CTA where a request has up to `longest` in a step."""
+    """Return the tokens of a CTA if a request has up to `longest` tokens in a step."""
     return max(1, COLUMNS // heads) if longest > 1 else 1
 
 
 def box_for(rows: int) -> int:
-    """Rows of a page of `rows`, that lie in one page and in one tile."""
+    """Return the largest box of rows that always lies in one page of `rows` rows and one tile."""
     return gcd(rows, KEYS)
 
 
 def grid_for(config: ScoresConfig, tokens: int, keys: int, at_once: int) -> tuple[int, int]:
-    """(CTAs that take turns at the tiles of up to `keys` keys, groups of tokens).
+    """Return (CTAs that share the tiles of up to `keys` keys, groups of tokens).
 
-    at_once: CTAs that run at the same time. Waves of them are short where many CTAs share the
-    tiles, and each CTA begins with its queries, which take it as long as a tile.
+    The waves are short if many CTAs share the tiles, but each CTA first loads its queries, which
+    takes as long as a tile.
+
+    at_once: CTAs that run at the same time.
     """
     groups, tiles = -(-tokens // config.tokens), -(-keys // KEYS)
     fewest = -(-groups // at_once)

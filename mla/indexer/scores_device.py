@@ -9,12 +9,15 @@ from cutlass import BFloat16, Boolean, Float32, Int32, Int64
 from kernelkit.device.words import vector_at
 from mla.indexer.params import ScoresParams
 
-NOBODY = -1  # owner of a token that sees nothing
+NOBODY = -1  # owner of a token that sees no key
 
 
 @dataclass(frozen=True)
 class Run:
-    """Tokens begin to end - 1 of a CTA, of one owner; most: keys that one of them sees."""
+    """Tokens begin to end - 1 of a CTA, which have one owner.
+
+    most: the largest number of keys that one of them sees.
+    """
 
     begin: Int32
     end: Int32
@@ -24,9 +27,11 @@ class Run:
 
 @cute.jit
 def note_spans(params: ScoresParams, spans: cute.Tensor, first: Int32) -> None:
-    """(owner, count) of the CTA's tokens to shared memory, a token a thread, and one of nobody.
+    """Write (owner, count) of the CTA's tokens to shared memory, one token in each thread.
 
-    spans: (tokens + 1, 2). A token that there is not, or whose owner is none, sees no key.
+    A last entry has no owner. A token that does not exist or has no valid owner sees no key.
+
+    spans: (tokens + 1, 2).
     """
     thread, _, _ = cute.arch.thread_idx()
     tokens = cute.size(spans, mode=[0]) - 1
@@ -44,7 +49,7 @@ def note_spans(params: ScoresParams, spans: cute.Tensor, first: Int32) -> None:
 
 @cute.jit
 def most_of(spans: cute.Tensor) -> Int32:
-    """Keys that one of the CTA's tokens sees."""
+    """Return the largest number of keys that one of the CTA's tokens sees."""
     most = spans[0, 1]
     for token in cutlass.range_constexpr(1, cute.size(spans, mode=[0]) - 1):
         most = cutlass.max(most, spans[token, 1])
@@ -53,7 +58,7 @@ def most_of(spans: cute.Tensor) -> Int32:
 
 @cute.jit
 def run_from(spans: cute.Tensor, begin: Int32) -> Run:
-    """The run that begins at a token of the CTA."""
+    """Return the run that begins at a token of the CTA."""
     tokens = cute.size(spans, mode=[0]) - 1
     owner, most = spans[begin, 0], spans[begin, 1]
     end, going = begin + 1, Int32(1)
@@ -76,7 +81,7 @@ def slot_of(params: ScoresParams, owner: Int32, block: Int32) -> Int32:
 
 @cute.jit
 def relu(value: Float32) -> Float32:
-    """max(0, value), NaN of NaN."""
+    """Return max(0, value), and NaN for NaN."""
     return cute.arch.fmax(value, Float32(0.0), nan=True)
 
 
@@ -89,7 +94,7 @@ def store_score(
     exists: Boolean,
     out: cutlass.Constexpr[str],
 ) -> None:
-    """The score of a key, for a token that sees it."""
+    """Store the score of a key for a token; `exists` says whether the token sees the key."""
     if exists:
         row = params.out + Int64(token) * params.out_stride
         if cutlass.const_expr(out == "bf16"):

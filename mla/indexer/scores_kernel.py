@@ -1,13 +1,12 @@
-"""Scores of index keys by mma.sync in 16 bits, of every record (device code).
+"""Scores of index keys with mma.sync in 16 bits, for every record (device code).
 
-Keys go from their pages to the registers of the warp that multiplies them, a tile ahead, and are
-dequantised there: a quad of lanes has a row, as `scores_config` says. Queries lie in shared memory,
-as fragments. Reading order: scores_config.py, scores_device.py, this file.
+The warp that multiplies a key loads it from its page to registers, one tile ahead, and dequantises
+it there; a quad of lanes holds a row, see `scores_config`. Queries lie in shared memory, as
+fragments. Reading order: scores_config.py, scores_device.py, this file.
 
-Elements of records as words of 16-bit elements, exactly.
-
-A lane's elements of a row become the words of its fragments of mma.sync: of step s of K words 4 s
-to 4 s + 3, two for each of its MMAs. In which order does not matter: keys and queries have it.
+Elements of a record are widened to 16 bits exactly. A lane's elements of a row become the words of
+its mma.sync fragments: step s of K uses words 4 s to 4 s + 3, two for each of its MMAs. Their order
+along K is arbitrary, since keys and queries share it.
 """
 
 from dataclasses import dataclass
@@ -48,10 +47,11 @@ from mla.indexer.scores_device import (
     store_score,
 )
 
-DTYPES = {"e2m1": "bf16", "e4m3": "fp16", "bf16": "bf16"}  # that hold every number of a record
-SIGNS, MAGNITUDES = 0x80008000, 0x01C001C0  # of two e2m1 in the places of bf16
-# e2m1 of exponent bits e is 2^(e - 1) and above, bf16 of the same bits 2^(e - 127), also where e is
-# 0 and the number subnormal: a factor of 2^126. With the scale it is in range up to this code, 2^1.
+DTYPES = {"e2m1": "bf16", "e4m3": "fp16", "bf16": "bf16"}  # they hold every number of the element
+SIGNS, MAGNITUDES = 0x80008000, 0x01C001C0  # of two e2m1, at bf16 bits
+# With exponent bits e, an e2m1 number is 2^126 times the bf16 number of the same bits: 2^(e - 1)
+# against 2^(e - 127), also for the subnormal e = 0. The factor times the scale is in range up to
+# this code, 2^1.
 REBIAS, LARGEST_CODE = 126, 128
 BF16_MANTISSA = 7
 NAN_BITS, NAN_CODE = 0x7FC0, 0xFF
@@ -59,8 +59,10 @@ NAN_BITS, NAN_CODE = 0x7FC0, 0xFF
 
 @cute.jit
 def words_of(raw: cute.Tensor, scale: Uint32, element: cutlass.Constexpr[str]) -> cute.Tensor:
-    """Words of a lane's elements of a row, as they were loaded. scale: exponent byte of e2m1, not
-    looked at otherwise."""
+    """Return the words of a lane's elements of a row, widened to 16 bits.
+
+    scale: exponent byte of e2m1; other elements ignore it.
+    """
     words = cute.make_rmem_tensor(LANE_WORDS, Uint32)
     if cutlass.const_expr(element == "bf16"):
         words.store(raw.load())
@@ -72,7 +74,7 @@ def words_of(raw: cute.Tensor, scale: Uint32, element: cutlass.Constexpr[str]) -
         factor = twice((cutlass.min(scale, Uint32(LARGEST_CODE)) + REBIAS) << BF16_MANTISSA)
         for index in cutlass.range_constexpr(LANE_WORDS):
             words[index] = times(e2m1_pair(raw[index // 4], index % 4), factor)
-        if scale > LARGEST_CODE:  # hardly ever
+        if scale > LARGEST_CODE:  # rare
             bits = (scale - (LARGEST_CODE - SCALE_BIAS)) << BF16_MANTISSA
             factor = twice(Uint32(NAN_BITS) if scale == NAN_CODE else bits)
             for index in cutlass.range_constexpr(LANE_WORDS):
@@ -82,7 +84,7 @@ def words_of(raw: cute.Tensor, scale: Uint32, element: cutlass.Constexpr[str]) -
 
 @cute.jit
 def e2m1_pair(word: Uint32, index: cutlass.Constexpr[int]) -> Uint32:
-    """Elements `index` and `index` + 4 of the eight of a word, 2^-126 times what they are."""
+    """Return elements `index` and `index` + 4 of the eight in a word, times 2^-126."""
     signs, magnitudes = word << (12 - 4 * index), word
     if cutlass.const_expr(index < 2):
         magnitudes = word << (6 - 4 * index)
@@ -93,19 +95,19 @@ def e2m1_pair(word: Uint32, index: cutlass.Constexpr[int]) -> Uint32:
 
 @cute.jit
 def twice(bits: Uint32) -> Uint32:
-    """A bf16 in both halves of a word."""
+    """Return a word with a bf16 in both halves."""
     return bits | (bits << 16)
 
 
 @cute.jit
 def times(x: Uint32, y: Uint32) -> Uint32:
-    """Two products of bf16. No operand may be an immediate."""
+    """Return two products of bf16. No operand may be an immediate."""
     return cute.arch.inline_ptx(
         "mul.rn.bf16x2 {$w0}, {$r0}, {$r1};", write_only_types=[Uint32], read_only_args=[x, y]
     )
 
 
-ROWS = 4  # of a warp's keys, that a lane has parts of: 8 k + g
+ROWS = 4  # rows of a warp's keys of which a lane has parts: 8 k + g
 CHUNK_WORDS = CHUNK_BYTES // 4
 
 
@@ -145,20 +147,20 @@ class WarpScores:
 
     @cute.kernel
     def kernel(self, table: DeviceTable) -> None:
-        """Run by run, tile by tile."""
+        """Compute the scores, run by run and tile by tile."""
         config, params = self.config, table.unpack(ScoresParams)
         group, cta, _ = cute.arch.block_idx()
         first = group * config.tokens
         held = self.allocate()
         note_spans(params, held.spans, first)
         cute.arch.sync_threads()
-        if cta * KEYS < most_of(held.spans):  # otherwise no tile is this CTA's
+        if cta * KEYS < most_of(held.spans):  # otherwise this CTA has no tile
             begin = Int32(0)
             while begin < config.tokens:
                 run = run_from(held.spans, begin)
                 raw, scales = self.room()
                 self.load_keys(params, run, cta, raw, scales)
-                if begin == 0:  # the first keys are on their way
+                if begin == 0:  # loads of the first keys are in flight
                     self.load_queries(params, held, first)
                     cute.arch.sync_threads()
                 begin = run.end
@@ -174,8 +176,12 @@ class WarpScores:
         raw: cute.Tensor,
         scales: cute.Tensor,
     ) -> None:
-        """The CTA's tiles of a run. first: token of the CTA. raw, scales: the first tile, room for
-        others."""
+        """Compute the scores of the CTA's tiles of a run.
+
+        Args:
+            first: the CTA's first token.
+            raw, scales: the first tile; later tiles are loaded into them.
+        """
         cta, ctas = cute.arch.block_idx()[1], cute.arch.grid_dim()[1]
         for tile in cutlass.range(cta, (run.most + KEYS - 1) // KEYS, ctas, unroll=1):
             words = self.widened(raw, scales)
@@ -188,7 +194,7 @@ class WarpScores:
                 store_score(params, first + token, key, value, exists, self.config.out)
 
     def allocate(self) -> Held:
-        """See `Held`."""
+        """Allocate the shared memory that `Held` describes."""
         config = self.config
         smem = SmemAllocator().allocate(config.smem_bytes, byte_alignment=128)
         tiles = config.tokens * config.head_tiles
@@ -206,8 +212,10 @@ class WarpScores:
 
     @cute.jit
     def load_queries(self, params: ScoresParams, held: Held, first: Int32) -> None:
-        """Queries of the CTA's tokens as fragments, zeros for those that there are not, and their
-        weights."""
+        """Write the queries of the CTA's tokens as fragments, and their weights, to shared memory.
+
+        Tokens that do not exist become zeros.
+        """
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
         lane, warps = thread % hw.WARP_THREADS, config.threads // hw.WARP_THREADS
@@ -234,8 +242,11 @@ class WarpScores:
             held.weights[column] = weight
 
     def room(self) -> tuple[cute.Tensor, cute.Tensor]:
-        """Registers for a lane's parts of rows, and their scales: of e2m1 the exponent byte of
-        each, of e4m3 fp32 of the row whose score the lane stores."""
+        """Allocate registers for a lane's parts of rows and for their scales.
+
+        The scales of e2m1 are the exponent byte of each row; those of e4m3 are one fp32, of the row
+        whose score the lane stores.
+        """
         words = cute.make_layout((self.config.row_bytes // 16, ROWS))
         raw = cute.make_rmem_tensor(words, Uint32)
         raw.fill(0)
@@ -247,7 +258,7 @@ class WarpScores:
     def load_keys(
         self, params: ScoresParams, run: Run, tile: Int32, raw: cute.Tensor, scales: cute.Tensor
     ) -> None:
-        """A tile's keys; zeros for those that the run does not see."""
+        """Load the keys of a tile; zeros for those that the run does not see."""
         lane, rows = cute.arch.lane_idx(), Uint32(params.rows)
         begin = Uint32(tile * KEYS + warp_of_cta() * WARP_KEYS)
         block, row = begin // rows, begin % rows
@@ -268,20 +279,20 @@ class WarpScores:
                         load_bytes(scale, scales)
             else:
                 raw[None, k].fill(0)
-            # Eight rows are never of two blocks: both begin at multiples of 8.
+            # Eight rows always lie in one block: both begin at multiples of 8.
             row += 8
             block, row = (block, row) if row < rows else (block + 1, Uint32(0))
 
     @cute.jit
     def load_row(self, row: Int64, raw: cute.Tensor) -> None:
-        """The lane's chunks of the row that begins at an address."""
+        """Load the lane's chunks of the row at address `row`."""
         for chunk in cutlass.range_constexpr(self.config.chunks):
             place = row + (chunk * 4 + cute.arch.lane_idx() % 4) * CHUNK_BYTES
             part = cute.local_tile(raw, (CHUNK_WORDS,), (chunk,))
             cute.autovec_copy(vector_at(place, Uint32, CHUNK_WORDS), part)
 
     def widened(self, raw: cute.Tensor, scales: cute.Tensor) -> list:
-        """Words of each row."""
+        """Return the words of each row, widened to 16 bits."""
         codes = [scales[k] if self.form.element == "e2m1" else 0 for k in range(ROWS)]
         return [words_of(raw[None, k], Uint32(codes[k]), self.form.element) for k in range(ROWS)]
 
@@ -291,7 +302,7 @@ class WarpScores:
 
     @cute.jit
     def products(self, held: Held, token: Int32, words: list) -> cute.Tensor:
-        """Per row of the lane, the weighted sum over its own columns of every product."""
+        """Return, for each row of the lane, the weighted sum of products in the lane's columns."""
         config, lane, dtype = self.config, cute.arch.lane_idx(), DTYPES[self.form.element]
         sums = cute.make_rmem_tensor(ROWS, Float32)
         sums.fill(0.0)
@@ -323,14 +334,14 @@ def warp_of_cta() -> Int32:
 
 
 def own_key() -> Int32:
-    """The key of a tile whose score a lane stores: row i of its quad."""
+    """Return the key of a tile whose score this lane stores: row i of its quad."""
     lane = cute.arch.lane_idx()
     return warp_of_cta() * WARP_KEYS + lane % 4 * 8 + lane // 4
 
 
 @cute.jit
 def sum_of_quad(sums: cute.Tensor) -> Float32:
-    """Over the four lanes of a quad; lane i has the sum of row i."""
+    """Sum over the four lanes of a quad; lane i gets the sum of row i."""
     lane = cute.arch.lane_idx()
     upper, odd = lane % 4 >= 2, lane % 2 == 1
     pair = cute.make_rmem_tensor(2, Float32)

@@ -42,12 +42,12 @@ SOURCES = {
 }
 QUERY_DTYPES = {"e2m1": torch.uint8, "e4m3": torch.float8_e4m3fn, "bf16": torch.bfloat16}
 OUT_DTYPES = (torch.float32, torch.bfloat16)
-MAX_KEYS = 1 << 30  # of a request
+MAX_KEYS = 1 << 30  # keys of a request
 
 
 @dataclass(frozen=True)
 class Scores:
-    """The arguments of `mla.scores`; q, q_scales and weights: of the query."""
+    """Arguments of `mla.scores`; q, q_scales and weights are those of the query."""
 
     rows: Rows
     q: torch.Tensor
@@ -76,7 +76,10 @@ class Scores:
 
 
 def run_scores(given: Scores) -> tuple[()]:
-    """Write `given.out`; kernel 'tcgen05' is for e2m1 on sm_100a, and what 'auto' takes there."""
+    """Write `given.out`.
+
+    Kernel 'tcgen05' is for e2m1 on sm_100a; 'auto' chooses it there.
+    """
     given.check()
     rows, q, out = given.rows, given.q, given.out
     target = choose_target(q.device, given.backend, given.arch, ARCHS)
@@ -152,7 +155,7 @@ def _check_rows(rows: Rows) -> None:
 
 
 def _check_query(given: Scores) -> None:
-    """data, scales and weights of queries in the record of the keys."""
+    """Check data, scales and weights of queries in the record of the keys."""
     q, q_scales, weights = given.q, given.q_scales, given.weights
     form = index_format(given.rows.record.name)
     require_rank("q", q, "[T, H, D]")
@@ -189,7 +192,7 @@ def _check_out(out: torch.Tensor, tokens: int) -> None:
 
 
 def _check_tables(given: Scores) -> None:
-    """Shapes, and what stands there where it is at hand."""
+    """Check the shapes of the tables and, where the values are on the host, their values."""
     rows, out = given.rows, given.out
     owners, counts, block_tables = given.owners, given.counts, given.block_tables
     for name, table in (("owners", owners), ("counts", counts)):

@@ -1,16 +1,17 @@
-"""The k best keys of a row: what the kernel is compiled for, and how CTAs share the rows, as data.
+"""Configuration of the kernel that selects the k best keys of a row, and the division of the rows.
 
-A cluster of CTAs has a row of scores, each CTA neighbouring candidates of it, each warp a stretch
-of those. A score becomes a key, an unsigned integer in the order of scores, of as many bits as the
-score has: 0 is no candidate, NO_NUMBER a NaN. Digit by digit, the highest first, all CTAs count
-which keys that agree with what is known of the k-th largest have which digit; the counts of the
-cluster say which digit that one has, and how many of the k have larger ones.
+A cluster of CTAs processes a row of scores. Each CTA has neighbouring candidates, and each warp of
+it a stretch of those. A score becomes a key, an unsigned integer with the order of the scores and
+as many bits as a score: 0 is no candidate, NO_NUMBER a NaN. The k-th largest key is found digit by
+digit, the highest digit first. All CTAs count the digits of the keys that agree with the digits
+known so far. The counts of the cluster give the next digit of the k-th largest key, and how many of
+the k have a larger one.
 
-A CTA keeps its keys in shared memory, so that scores are read once, or reads them for each digit.
-Keys whose first digit is smaller than that of the k-th largest are out of the game: a warp lists
-those that are not, nearly always few, and has to do with these alone from then on. A CTA that has
-a long row alone keeps no keys: a sample says beforehand what is sure to be out of the game, and
-warps list the rest while they count, so that scores are read once, but for the sample.
+A CTA keeps its keys in shared memory, so that scores are read once, or it reads the scores again
+for each digit. Keys whose first digit is smaller than that of the k-th largest cannot be chosen.
+Each warp lists the other keys, nearly always few, and from then on processes only these. A CTA that
+has a long row alone keeps no keys. It first takes a sample, which excludes most keys, and its warps
+list the rest while they count: scores are read once, except for the sample.
 """
 
 from __future__ import annotations
@@ -23,24 +24,27 @@ CLUSTERS = (1, 2, 4, 8)
 MAX_K = 2048
 DIGIT_BITS = 11  # at most
 WARP_THREADS = hw.WARP_THREADS
-GROUP = WARP_THREADS  # bins that are counted together, too
+GROUP = WARP_THREADS  # bins that are also counted together
 NO_NUMBER = 1
 VECTOR_BYTES = 16
 KEY_BITS = {"fp32": 32, "bf16": 16}
-KEY_BYTES_ALONE = 192 << 10  # of a CTA at most, which has its SM alone
-KEY_BYTES = 64 << 10  # of a CTA that shares it
-FEW_KEYS = 4096  # of a CTA, which another would not help
-MANY_KEYS = 16384  # which take more threads
+KEY_BYTES_ALONE = 192 << 10  # at most, of a CTA that has its SM alone
+KEY_BYTES = 64 << 10  # at most, of a CTA that shares its SM
+FEW_KEYS = 4096  # keys of a CTA that another CTA would not help
+MANY_KEYS = 16384  # keys of a CTA from which on it has more threads
 LISTED_OF_WARP = 128
-# Of a CTA that lists while it counts. A sample of 1 / s of its candidates lets k s of them through,
-# and some that have the smallest of their digits: half as many, hardly more.
-LISTED, SAMPLED_FOR = 8192, 4096  # SAMPLED_FOR: of k s
-SAMPLES = (8, 4, 2)  # s, few of them: each is another kernel
+# Sizes for a CTA that lists while it counts. A sample of 1 / s of its candidates lets about k s of
+# them through, and also some that have the smallest digit: half as many, rarely more.
+LISTED, SAMPLED_FOR = 8192, 4096  # SAMPLED_FOR is the limit of k s
+SAMPLES = (8, 4, 2)  # values of s; few, since each needs its own kernel
 
 
 @dataclass(frozen=True)
 class Digit:
-    """Bits shift .. shift + bits - 1 of a key; `first` bins lie before its own."""
+    """Bits shift .. shift + bits - 1 of a key.
+
+    first: number of bins of all higher digits, which come before its own.
+    """
 
     shift: int
     bits: int
@@ -48,7 +52,7 @@ class Digit:
 
     @property
     def bins(self) -> int:
-        """Values of it."""
+        """Number of values of the digit."""
         return 1 << self.bits
 
     @property
@@ -59,11 +63,16 @@ class Digit:
 
 @dataclass(frozen=True)
 class SelectConfig:
-    """dtype: of scores, 'fp32' or 'bf16'. cluster: CTAs of a row. capacity: keys that a CTA can
-    keep, a multiple of a step; 0: it keeps none. paged: a block table says which entry a candidate
-    is. listed: keys that a warp can list. aligned: rows of scores begin at multiples of an access.
-    sampled: one candidate of so many of a CTA that keeps none says which others may be chosen, and
-    warps list these while they count; 0: not.
+    """Config of a selection kernel.
+
+    dtype: of scores, 'fp32' or 'bf16'.
+    cluster: CTAs of a row.
+    capacity: keys that a CTA can keep, a multiple of a step; 0 if it keeps none.
+    paged: whether a block table maps candidates to entries.
+    listed: keys that a warp can list.
+    aligned: whether rows of scores begin at multiples of an access.
+    sampled: if > 0, a CTA that keeps no keys first reads one candidate in `sampled` to bound those
+    that can be chosen; while it counts, warps list the keys that reach the bound.
     """
 
     dtype: str
@@ -77,12 +86,12 @@ class SelectConfig:
 
     @property
     def key_bits(self) -> int:
-        """Bits of a score and of its key."""
+        """Number of bits of a score and of its key."""
         return KEY_BITS[self.dtype]
 
     @property
     def vector(self) -> int:
-        """Scores of an access."""
+        """Number of scores in one memory access."""
         return VECTOR_BYTES * 8 // self.key_bits
 
     @property
@@ -92,12 +101,12 @@ class SelectConfig:
 
     @property
     def step(self) -> int:
-        """Candidates that a warp has at a time."""
+        """Number of candidates that a warp processes at a time."""
         return self.vector * hw.WARP_THREADS
 
     @property
     def digits(self) -> tuple[Digit, ...]:
-        """The highest first."""
+        """Digits of a key, the highest first."""
         found: list[Digit] = []
         shift, first = self.key_bits, 0
         while shift:
@@ -114,14 +123,19 @@ class SelectConfig:
 
     @property
     def key_words(self) -> int:
-        """32-bit words of the keys that a CTA keeps."""
+        """Number of 32-bit words of the keys that a CTA keeps."""
         return self.capacity * self.key_bits // 32
 
 
 def choose_select(
     dtype: str, sizes: tuple[int, int, int], arch: str, *, paged: bool, aligned: bool = True
 ) -> SelectConfig:
-    """sizes: (rows, candidates at most, k). Thresholds are measured on an H100."""
+    """Choose the config for a problem.
+
+    The thresholds were measured on an H100.
+
+    sizes: (rows, candidates at most, k).
+    """
     rows, candidates, k = sizes
     sms, room = hw.SMS_OF[arch], KEY_BYTES * 8 // KEY_BITS[dtype]
     cluster = choose_cluster(rows, candidates, sms, room)
@@ -149,7 +163,10 @@ def capacity_of(keys: int, room: int) -> int:
 
 
 def choose_cluster(rows: int, candidates: int, sms: int, keys_of_two: int) -> int:
-    """As many CTAs of a row as run at once, two on an SM if their keys allow it."""
+    """Return the largest cluster with which all rows run at once.
+
+    Two CTAs share an SM if the keys of both fit.
+    """
     if candidates <= 2 * FEW_KEYS:
         return 1
     for cluster in reversed(CLUSTERS[1:]):

@@ -1,9 +1,9 @@
-"""Keys of candidates, and counts of their digits over a cluster (device code).
+"""Device code for the keys of candidates, and for the counts of their digits over a cluster.
 
-`mla.indexer.select_config` says what a key is. Keys are made from scores, and lie in shared memory
-or in lists of those that are left. Warps step over vectors of their candidates, 32 at a time, or
-over the items of their lists. Where nothing is kept, keys are made of scores whenever they are
-read. Counts say which digit the k-th largest key has.
+`mla.indexer.select_config` says what a key is. Keys are made from scores. They lie in shared
+memory, and those that are still candidates also in lists. If nothing is kept, keys are made from
+scores whenever they are read. Warps step over vectors of their candidates, 32 at a time, or over
+the items of their lists. The counts give the next digit of the k-th largest key.
 """
 
 from dataclasses import dataclass
@@ -19,13 +19,18 @@ from mla.indexer.select_config import GROUP, NO_NUMBER, VECTOR_BYTES, Digit, Sel
 
 WORDS = VECTOR_BYTES // 4
 HALF, LOW = 16, 0xFFFF
-AT_ONCE = 4  # loads in flight, of a thread
+AT_ONCE = 4  # loads that a thread has in flight
 
 
 @dataclass(frozen=True)
 class Share:
-    """What a CTA has of a row: the address of its first score, that candidate's number and how many
-    there are; of its warp the first step and the one behind its last."""
+    """Share of a row that belongs to a CTA, and the steps of one of its warps.
+
+    scores: address of the CTA's first score.
+    begin: number of that candidate in the row.
+    size: number of candidates.
+    first, end: first step of the warp, and its last step plus 1.
+    """
 
     scores: Int64
     begin: Int32
@@ -36,9 +41,14 @@ class Share:
 
 @dataclass(frozen=True)
 class Shared:
-    """Shared memory: of all digits counts of bins and of groups; of warps and of the CTA how many
-    keys are larger and equal; what is found of the k-th largest; keys; items (key, number) of the
-    lists of all warps."""
+    """Shared memory of a CTA.
+
+    bins, groups: counts of all digits, by bin and by group of bins.
+    warps, totals: numbers of larger and of equal keys, of each warp and of the CTA.
+    found: results about the k-th largest key.
+    keys: the keys that are kept.
+    items: (key, number) pairs of the lists of all warps.
+    """
 
     bins: cute.Tensor
     groups: cute.Tensor
@@ -57,14 +67,14 @@ class Keys:
 
     @cute.jit
     def vector_of(self, step: Int32) -> Int32:
-        """The lane's vector of a step."""
+        """Return the lane's vector of a step."""
         return step * WARP_THREADS + cute.arch.lane_idx()
 
     @cute.jit
     def steps_of(
         self, share: Share, listed: Int32, is_list: cutlass.Constexpr[bool]
     ) -> tuple[Int32, Int32]:
-        """The warp's first step, and the one behind its last, of a list or of its candidates."""
+        """Return (first step, last step plus 1) of the warp, in its list or its candidates."""
         if cutlass.const_expr(is_list):
             return Int32(0), (listed + WARP_THREADS - 1) // WARP_THREADS
         return share.first, share.end
@@ -78,7 +88,7 @@ class Keys:
         listed: Int32,
         is_list: cutlass.Constexpr[bool],
     ) -> cute.Tensor:
-        """A lane's keys of a step, one of a list; listed: how many are."""
+        """Read a lane's keys of a step; one key if they come from a list of `listed` keys."""
         config = self.config
         if cutlass.const_expr(is_list):
             found = zeros(1)
@@ -91,26 +101,26 @@ class Keys:
 
     @cute.jit
     def kept(self, shared: Shared, step: Int32) -> cute.Tensor:
-        """A lane's keys of a step, from shared memory."""
+        """Read a lane's keys of a step from shared memory."""
         words, vector = zeros(WORDS), self.vector_of(step)
         cute.autovec_copy(cute.local_tile(shared.keys, (WORDS,), (vector,)), words)
         return self.unpacked(words)
 
     @cute.jit
     def keep(self, shared: Shared, step: Int32, keys: cute.Tensor) -> None:
-        """A lane's keys of a step, to shared memory."""
+        """Write a lane's keys of a step to shared memory."""
         words, vector = self.packed(keys), self.vector_of(step)
         cute.autovec_copy(words, cute.local_tile(shared.keys, (WORDS,), (vector,)))
 
     @cute.jit
     def whole(self, share: Share) -> Int32:
-        """The step behind the warp's last of those that candidates fill, AT_ONCE at a time."""
+        """Return the end of the warp's steps that are full of candidates, in groups of AT_ONCE."""
         steps = cutlass.min(share.end, share.size // self.config.step) - share.first
         return share.first + cutlass.max(steps, 0) // AT_ONCE * AT_ONCE
 
     @cute.jit
     def fetch_whole(self, share: Share, begin: Int32) -> list:
-        """Keys of AT_ONCE steps that candidates fill."""
+        """Load the keys of AT_ONCE steps that are full of candidates."""
         loaded = []
         for index in cutlass.range_constexpr(AT_ONCE):
             loaded.append(self.load(share, self.vector_of(begin + index)))
@@ -126,7 +136,7 @@ class Keys:
     def number_of(
         self, shared: Shared, step: Int32, listed: Int32, is_list: cutlass.Constexpr[bool]
     ) -> Int32:
-        """Return the number of a lane's first key in the CTA's share; see `read`."""
+        """Return the number, in the CTA's share, of a lane's first key; see `read`."""
         number = self.vector_of(step) * self.config.vector
         if cutlass.const_expr(is_list):
             number = Int32(0)
@@ -136,8 +146,10 @@ class Keys:
 
     @cute.jit
     def fetch(self, share: Share, step: Int32) -> cute.Tensor:
-        """Keys of a lane's scores of a step, 0 where there is no candidate: what lies behind the
-        last one may be nobody's."""
+        """Load a lane's scores of a step and return their keys, 0 where there is no candidate.
+
+        Scores after the last candidate are not read: that memory may not belong to the tensor.
+        """
         config, words, vector = self.config, zeros(WORDS), self.vector_of(step)
         behind = share.size - vector * config.vector
         place = share.scores + Int64(vector) * VECTOR_BYTES
@@ -154,7 +166,7 @@ class Keys:
 
     @cute.jit
     def load(self, share: Share, vector: Int32) -> cute.Tensor:
-        """Scores of a whole vector."""
+        """Load the scores of a whole vector."""
         words, place = zeros(WORDS), share.scores + Int64(vector) * VECTOR_BYTES
         if cutlass.const_expr(self.config.aligned):
             load_bytes(place, words)
@@ -165,7 +177,7 @@ class Keys:
 
     @cute.jit
     def load_one(self, place: Int64, words: cute.Tensor, number: cutlass.Constexpr[int]) -> None:
-        """A score of a vector."""
+        """Load one score of a vector."""
         if cutlass.const_expr(self.config.key_bits == 32):
             load_bytes(place + number * 4, cute.local_tile(words, (1,), (number,)))
         else:
@@ -198,7 +210,7 @@ class Keys:
 
     @cute.jit
     def unpacked(self, words: cute.Tensor) -> cute.Tensor:
-        """A word each."""
+        """Return unpacked keys, one word each."""
         if cutlass.const_expr(self.config.key_bits == 32):
             return words
         keys = zeros(self.config.vector)
@@ -229,13 +241,13 @@ class Counts:
 
     @cute.jit
     def meet(self) -> None:
-        """All threads of the cluster, with what they wrote to shared memory."""
+        """Wait for all threads of the cluster, and publish what they wrote to shared memory."""
         cute.arch.sync_threads()
         if cutlass.const_expr(self.config.cluster > 1):
             thread, _, _ = cute.arch.thread_idx()
             if thread < WARP_THREADS:
-                # For all of the CTA: an arrival that releases is a barrier of the whole device, by
-                # each of its warps.
+                # One fence serves the whole CTA. A releasing arrival would be a barrier of the
+                # whole device, executed by each of its warps.
                 cute.arch.fence_acq_rel_cluster()
             cute.arch.cluster_arrive_relaxed()
             cute.arch.cluster_wait()
@@ -244,7 +256,7 @@ class Counts:
     def count_groups(
         self, sBins: cute.Tensor, sGroups: cute.Tensor, digit: cutlass.Constexpr[Digit]
     ) -> None:
-        """Sums of GROUP neighbouring bins, by a warp each."""
+        """Sum GROUP neighbouring bins, one group in each warp at a time."""
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
         lane, first = thread % WARP_THREADS, digit.first // GROUP
@@ -257,8 +269,10 @@ class Counts:
 
     @cute.jit
     def find_alone(self, shared: Shared, wanted: Int32) -> Uint32:
-        """The first digit of the wanted-th largest key that this CTA has counted, 0 of fewer; by
-        all threads."""
+        """Return the first digit of the wanted-th largest key that this CTA has counted.
+
+        The result is 0 if it has counted fewer keys. All threads call this together.
+        """
         digit = self.config.digits[0]
         thread, _, _ = cute.arch.thread_idx()
         self.count_groups(shared.bins, shared.groups, digit)
@@ -286,8 +300,14 @@ class Counts:
         *,
         alone: cutlass.Constexpr[bool] = False,
     ) -> tuple[Int32, Int32]:
-        """(the digit of the left-th largest, how many are left of those that have it); by a warp,
-        from the counts of the cluster, or of the CTA alone."""
+        """Find the digit of the left-th largest key, from the counts of the cluster or of the CTA
+        alone.
+
+        One warp calls this.
+
+        Returns:
+            The digit, and how many of the keys with this digit are left to be chosen.
+        """
         ctas = 1 if alone else self.config.cluster
         group = Int32(0)
         if cutlass.const_expr(digit.groups > 1):
@@ -309,8 +329,13 @@ class Counts:
         lanes: cutlass.Constexpr[int],
         ctas: cutlass.Constexpr[int],
     ) -> tuple[Int32, Int32]:
-        """(which of some counts from `first` on the left-th largest is among, how many are left in
-        it). A lane has 1 or 2 counts, lane 0 the last ones."""
+        """Find the count, among those from `first` on, that contains the left-th largest key.
+
+        A lane has 1 or 2 counts; lane 0 has the last ones.
+
+        Returns:
+            The index of the count, and how many keys in it are left to be chosen.
+        """
         lane = cute.arch.lane_idx()
         last = per_lane * (lanes - lane) - 1
         counts, total = [], Int32(0)
@@ -322,7 +347,7 @@ class Counts:
             total += here
         above = sum_below(total, lane)
         has_it = above < left and left <= above + total
-        holder = cute.arch.popc(cute.arch.vote_ballot_sync(has_it) - 1)  # there is one
+        holder = cute.arch.popc(cute.arch.vote_ballot_sync(has_it) - 1)  # exactly one lane has it
         for index in cutlass.range_constexpr(per_lane - 1):
             if left > above + counts[index]:
                 above += counts[index]
@@ -331,7 +356,7 @@ class Counts:
 
     @cute.jit
     def total_of(self, sCounts: cute.Tensor, index: Int32, ctas: cutlass.Constexpr[int]) -> Int32:
-        """The sum over all CTAs of the cluster, or this one's."""
+        """Return the sum of a count over all CTAs of the cluster, or the count of this one."""
         total = Int32(0)
         if cutlass.const_expr(ctas == 1):
             total = sCounts[index]

@@ -1,8 +1,9 @@
-"""The k best keys of every row (device code); `mla.indexer.select_config` says how.
+"""Device code that selects the k best keys of every row; `mla.indexer.select_config` has the
+method.
 
-Whoever is larger than the k-th largest is chosen, and of its equals as many as are left, the first
-ones. So before any candidate there are G larger ones and E equal ones in its row, of which
-min(E, left) are chosen, and its place is the sum: results stand in the order of candidates, and
+All keys larger than the k-th largest are chosen, and the first `left` of the keys equal to it. If G
+larger and E equal keys come before a candidate in its row, then G + min(E, left) of them are
+chosen: this sum is the place of the candidate. So results are in the order of candidates, and
 nothing depends on the order in which threads run. Counts are sums of integers.
 """
 
@@ -37,10 +38,10 @@ from mla.indexer.select_device import (
 class Target:
     """Destination of the entries of a row, and the table that maps candidates to entries."""
 
-    entries: Int64  # address of the first
+    entries: Int64  # address of the first one
     table: Int64  # address of the row's block table, 0 where candidates are entries themselves
     blocks: Int32
-    block_entries: Uint32  # entries of a block
+    block_entries: Uint32  # entries in a block
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,10 @@ class Chosen:
 
 
 class Select(TableKernel):
-    """The kernel of one SelectConfig; table: `SelectParams`."""
+    """Kernel of one SelectConfig.
+
+    table: `SelectParams`.
+    """
 
     config: SelectConfig
 
@@ -63,7 +67,7 @@ class Select(TableKernel):
 
     @cute.kernel
     def kernel(self, table: DeviceTable) -> None:
-        """A cluster for every row."""
+        """Select the keys of a row in each cluster."""
         config, params = self.config, table.unpack(SelectParams)
         cta, _, _ = cute.arch.block_idx()
         row, rank = cta // config.cluster, cta % config.cluster
@@ -126,7 +130,7 @@ class Select(TableKernel):
 
     @cute.jit
     def take_all(self, candidates: Int32, rank: Int32, target: Target) -> None:
-        """No more candidates than wanted: scores are not looked at."""
+        """Choose all candidates, without reading scores; there are at most as many as wanted."""
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
         mine, threads = rank * config.threads + thread, config.cluster * config.threads
@@ -135,7 +139,7 @@ class Select(TableKernel):
 
     @cute.jit
     def write(self, target: Target, place: Int32, index: Int32) -> None:
-        """The entry of a candidate, -1 where the block table ends before it."""
+        """Write the entry of a candidate, or -1 if the block table ends before it."""
         entry = Int64(index)
         if cutlass.const_expr(self.config.paged):
             page = Uint32(index) // target.block_entries
@@ -154,7 +158,7 @@ class Select(TableKernel):
     def choose(
         self, share: Share, shared: Shared, wanted: Int32, rank: Int32, target: Target
     ) -> None:
-        """More candidates than wanted."""
+        """Choose the best keys, if there are more candidates than wanted."""
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
         for word in cutlass.range(thread, config.bins, config.threads, unroll=1):
@@ -189,7 +193,7 @@ class Select(TableKernel):
 
     @cute.jit
     def count_all(self, share: Share, shared: Shared) -> None:
-        """First digits of all candidates, whose keys are kept."""
+        """Count the first digits of all candidates, and keep their keys if the config keeps any."""
         whole = self.keys.whole(share)
         for begin in cutlass.range(share.first, whole, AT_ONCE, unroll=1):
             loaded = self.keys.fetch_whole(share, begin)
@@ -200,8 +204,10 @@ class Select(TableKernel):
 
     @cute.jit
     def count_first(self, shared: Shared, step: Int32, keys: cute.Tensor, least: Uint32) -> None:
-        """A lane's keys of a step, from the digit `least` on. What is no candidate, 0, is below
-        all: it may be counted."""
+        """Count the first digits of a lane's keys of a step, from the digit `least` on.
+
+        A key of 0, which is no candidate, may be counted, since it is below all others.
+        """
         config = self.config
         if cutlass.const_expr(config.capacity > 0):
             self.keys.keep(shared, step, keys)
@@ -211,9 +217,14 @@ class Select(TableKernel):
 
     @cute.jit
     def count_and_list(self, share: Share, shared: Shared, wanted: Int32) -> Int32:
-        """First digits of all candidates that may be chosen, and the warp's list of them, as
-        `list_some` returns it. A sample of the CTA's candidates says who may: it alone has as many
-        as are wanted whose digits are not smaller."""
+        """Count the first digits of all candidates that may be chosen, and list these in each warp.
+
+        A sample of the CTA's candidates gives a bound: at least `wanted` keys of the sample have no
+        smaller first digit.
+
+        Returns:
+            The length of the warp's list, as `list_some` returns it.
+        """
         config, whole = self.config, self.keys.whole(share)
         sampled = (share.end - share.first) // (config.sampled * AT_ONCE) * AT_ONCE
         sampled = cutlass.min(share.first + sampled, whole)
@@ -250,8 +261,10 @@ class Select(TableKernel):
         known: Uint32,
         listed: Int32,
     ) -> None:
-        """Digits of the keys whose higher bits are `known`; listed: how many keys are in a list,
-        which is read if `is_list`."""
+        """Count a digit of the keys whose higher bits are `known`.
+
+        listed: number of keys in the list, which is read if `is_list`.
+        """
         begin, end = self.keys.steps_of(share, listed, is_list)
         for step in cutlass.range(begin, end, unroll=1):
             keys = self.keys.read(share, shared, step, listed, is_list)
@@ -262,7 +275,11 @@ class Select(TableKernel):
 
     @cute.jit
     def list_some(self, share: Share, shared: Shared, bound: Uint32) -> Int32:
-        """Lists the warp's keys from `bound` on: how many, -1 of too many."""
+        """List the warp's keys that are not below `bound`.
+
+        Returns:
+            The number of keys, or -1 if they are too many for the list.
+        """
         count, first = Int32(0), share.first
         if cutlass.const_expr(self.config.capacity == 0):
             first = self.keys.whole(share)
@@ -280,7 +297,10 @@ class Select(TableKernel):
     def list_step(
         self, shared: Shared, keys: cute.Tensor, step: Int32, before: Int32, bound: Uint32
     ) -> Int32:
-        """How many of a step there are; before: how many are listed already."""
+        """List the keys of a step that are not below `bound`, and return their number.
+
+        before: number of keys listed so far.
+        """
         config, total = self.config, Int32(0)
         some = keys[0] >= bound
         for number in cutlass.range_constexpr(1, config.vector):
@@ -301,7 +321,10 @@ class Select(TableKernel):
 
     @cute.jit
     def list_one(self, shared: Shared, place: Int32, key: Uint32, number: Int32) -> None:
-        """number: of the key in the CTA's share."""
+        """Write a key to the warp's list if there is room.
+
+        number: number of the key in the CTA's share.
+        """
         if place < self.config.listed:
             thread, _, _ = cute.arch.thread_idx()
             at = thread // WARP_THREADS * self.config.listed + place
@@ -319,7 +342,10 @@ class Select(TableKernel):
         listed: Int32,
         target: Target,
     ) -> None:
-        """Writes who is chosen; listed: how many keys are in the warp's list, -1 without one."""
+        """Write the entries of all chosen keys.
+
+        listed: number of keys in the warp's list, -1 without a list.
+        """
         config, sWarps = self.config, shared.warps
         thread, _, _ = cute.arch.thread_idx()
         warp, lane = thread // WARP_THREADS, thread % WARP_THREADS
@@ -332,7 +358,7 @@ class Select(TableKernel):
             sWarps[2 * warp], sWarps[2 * warp + 1] = larger, equal
         cute.arch.sync_threads()
         if warp == 0:
-            # Counts of warps become those of all lower ones.
+            # Replace the counts of each warp by the sums over all lower warps.
             for kind in cutlass.range_constexpr(2):
                 mine = Int32(0)
                 if lane < config.warps:
@@ -350,7 +376,7 @@ class Select(TableKernel):
                 if lane < rank:
                     peers = load_peer(shared.totals, kind, lane)
                 before[kind] += cute.arch.warp_redux_sync(peers, "add")
-            cute.arch.cluster_arrive_relaxed()  # nobody's memory is read any more
+            cute.arch.cluster_arrive_relaxed()  # no CTA reads the memory of another any more
         if larger + equal > 0:
             if listed >= 0:
                 self.place_warp(share, shared, chosen, *before, listed, True, target)
@@ -368,7 +394,7 @@ class Select(TableKernel):
         listed: Int32,
         is_list: cutlass.Constexpr[bool],
     ) -> tuple[Int32, Int32]:
-        """(keys above the bound, keys equal to it) of a warp."""
+        """Return how many keys of a warp are above the bound, and how many are equal to it."""
         larger, equal = Int32(0), Int32(0)
         begin, end = self.keys.steps_of(share, listed, is_list)
         for step in cutlass.range(begin, end, unroll=1):
@@ -390,11 +416,14 @@ class Select(TableKernel):
         is_list: cutlass.Constexpr[bool],
         target: Target,
     ) -> None:
-        """Writes the warp's; larger, equal: how many of both kinds there are before the warp."""
+        """Write the entries of the warp's chosen keys.
+
+        larger, equal: number of keys of both kinds before the warp.
+        """
         begin, end = self.keys.steps_of(share, listed, is_list)
         for step in cutlass.range(begin, end, unroll=1):
             keys = self.keys.read(share, shared, step, listed, is_list)
-            both = Int32(0)  # larger ones, and 2^HALF times the equal ones
+            both = Int32(0)  # number of larger keys, plus 2^HALF times that of equal keys
             for number in cutlass.range_constexpr(cute.size(keys)):
                 key = keys[number]
                 both += Int32(key > chosen.bound) + (Int32(key == chosen.bound) << HALF)
@@ -416,7 +445,13 @@ class Select(TableKernel):
         both: Int32,
         target: Target,
     ) -> None:
-        """Writes a lane's of a step; first: number of its first key; both: counts as above."""
+        """Write the chosen keys of a lane's vector.
+
+        Args:
+            larger, equal: number of both kinds before this step.
+            first: number of the lane's first key.
+            both: the lane's count of larger keys, plus 2^HALF times that of equal keys.
+        """
         bound, left = chosen.bound, chosen.left
         below = sum_below(both, cute.arch.lane_idx())
         larger += below & LOW

@@ -30,7 +30,7 @@ MAX_CANDIDATES = 1 << 30
 
 @dataclass(frozen=True)
 class Candidates:
-    """The arguments of `mla.select`."""
+    """Arguments of `mla.select`."""
 
     scores: torch.Tensor
     counts: torch.Tensor
@@ -45,7 +45,10 @@ class Candidates:
 def run_select(
     given: Candidates, config: SelectConfig | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(entries, chosen); one launch. config: instead of the one that suits the sizes."""
+    """Launch the kernel once and return (entries, chosen).
+
+    config: used in place of the config chosen for the sizes.
+    """
     scores, counts, k = given.scores, given.counts, given.k
     _check(scores, counts, k)
     paged = _paging(given)
@@ -80,7 +83,7 @@ def run_select(
 
 
 def select_outputs(given: Candidates) -> tuple[torch.Tensor, torch.Tensor]:
-    """(entries, chosen), empty."""
+    """Allocate (entries, chosen)."""
     scores, rows = given.scores, given.scores.shape[0]
     entries = scores.new_empty(rows, given.k, dtype=torch.int64)
     return entries, scores.new_empty(rows, dtype=torch.int32)
@@ -104,7 +107,7 @@ def _check(scores: torch.Tensor, counts: torch.Tensor, k: int) -> None:
 
 
 def _paging(given: Candidates) -> dict[str, Any]:
-    """The fields of `SelectParams` that say where entries are, none without block tables."""
+    """Return the fields of `SelectParams` that locate entries; none without block tables."""
     scores, counts, owners, block_tables = (
         given.scores, given.counts, given.owners, given.block_tables
     )  # fmt: skip

@@ -9,6 +9,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Permutation", "combine", "permutation", "route", "route_tokens"]
 
-__getattr__, __dir__ = exports(__name__, {
+exports(__name__, {
     "moe.routing.api": "Permutation combine permutation route route_tokens",
 })  # fmt: skip

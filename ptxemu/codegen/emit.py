@@ -23,8 +23,9 @@ _MIN_GATHER = 4  # below this many rows, gathering operands costs more than it s
 
 @dataclass(eq=False)
 class BlockWriter:
-    """The lines of one function, as its nodes are emitted. A value is a local name once it is used
-    alone; until then a result of a group is known by its matrix and row (`home`)."""
+    """The lines of one function, as its nodes are emitted. A value gets a local name once it is
+    used alone; until then a result of a group is identified by its matrix and row (`home`).
+    """
 
     sites: dict[int, int]  # id of an instruction -> its number
     names_all: bool = False  # every step names its instruction, not only those with effects

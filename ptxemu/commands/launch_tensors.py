@@ -1,7 +1,8 @@
-"""The tensors of a script at each of its launches, by the names of its variables; how they differ
-from those of another run, or from what a reference says.
+"""The tensors of a script at each of its launches, named by its variables, and how they differ from
+those of another run or from a reference.
 
-A tensor is known by the innermost variable on the way to the launch, of a function or of the file.
+The name of a tensor is that of the innermost variable on the way to the launch, of a function or of
+the file.
 """
 
 from __future__ import annotations

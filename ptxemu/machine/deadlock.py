@@ -1,4 +1,4 @@
-"""Snapshot of a machine in which no warp can go on, as plain data: who waits where for what.
+"""Snapshot of a machine in which no warp can go on, as plain data: each waiting warp, and for what.
 
 `observe` looks at the resident CTAs when the scheduler gives up. Its result keeps neither the
 machine nor its program alive; `ptxemu.check.deadlock` turns it into text.

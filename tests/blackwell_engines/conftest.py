@@ -1,5 +1,6 @@
-"""Attention by its definition in place of the kernels, with every check of their arguments: what is
-left to be wrong is the adaptor."""
+"""Attention by its definition in place of the kernels, with every check of their arguments: an
+error can only come from the adaptor.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +66,9 @@ def _gather(calls: list) -> Callable:
 
 @pytest.fixture
 def engines_by_definition(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Adaptors of engines without a kernel. Returns the names of what would be launched."""
+    """Replace kernels below the engines' adaptors by definitions. Returns the names of the
+    launches.
+    """
     from blackwell_engines.engines import attend
     from blackwell_engines.vllm import cache
 
@@ -92,6 +95,6 @@ def plugin(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
 
 @pytest.fixture(scope="session")
 def pyproject() -> dict:
-    """What the project declares; files of Python before 3.11 are not read."""
+    """Parse the project's declaration; skip before Python 3.11, which cannot read it."""
     tomllib = pytest.importorskip("tomllib")
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

@@ -1,5 +1,6 @@
-"""What tests of engines share: a plugin imported without its engine, requests, and what attention
-has to say of them: each by itself, in float64."""
+"""Helpers that tests of engines share: a plugin imported without its engine, requests, and a judge
+that computes each request by itself in float64.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ import torch
 from fmha.reference import definition, rounded
 from kernelkit.numerics.tolerance import compare_output
 
-NOWHERE = 1 << 30  # no page: what tables hold where nobody has to look
+NOWHERE = 1 << 30  # no page: tables hold it where no one may read
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Of a layer. window: keys before the own position."""
+    """Attention parameters of a layer. window: number of keys before the query's position."""
 
     q_heads: int = 4
     kv_heads: int = 2
@@ -49,7 +50,7 @@ SHAPES = {
 
 
 def served(shapes: dict[str, LayerShape]) -> list[tuple[str, str]]:
-    """(architecture, shape); caches in e4m3 are refused by sm_89: test_plugin.py."""
+    """List (architecture, shape); sm_89 refuses caches in e4m3 (see test_plugin.py)."""
     return [
         (arch, name)
         for arch in ("sm_100a", "sm_90a", "sm_89")
@@ -72,7 +73,9 @@ def imported(engine: ModuleType) -> Iterator[ModuleType]:
 
 @dataclass
 class Request:
-    """All tokens that it will ever have; the first `done` of them are in the cache."""
+    """A request with all tokens that it will ever have; the first `done` of them are in the
+    cache.
+    """
 
     name: int
     shape: LayerShape
@@ -84,12 +87,14 @@ class Request:
         generator = torch.Generator().manual_seed(self.name)
         shape, heads = self.shape, self.shape.q_heads + 2 * self.shape.kv_heads
         rows = torch.randn(self.length, heads, shape.head_dim, generator=generator)
-        # As a model's product has them: q, k and v are columns of one tensor.
+        # As in a model, q, k and v are columns of one tensor.
         sizes = [shape.q_heads, shape.kv_heads, shape.kv_heads]
         self.q, self.k, self.v = rows.to(shape.dtype).split(sizes, 1)
 
     def judge(self, out: torch.Tensor, first: int, windowed: bool = True) -> None:
-        """O of the tokens from `first` on, within what roundings of the kernel make of it."""
+        """Compare O of the tokens from `first` on with the definition, within the kernel's
+        rounding.
+        """
         shape, end = self.shape, first + len(out)
         k, v = self.k[:end], self.v[:end]
         options = {
@@ -108,7 +113,7 @@ class Request:
 
 
 def packed(parts: list[torch.Tensor], padded: int) -> torch.Tensor:
-    """Tokens of all requests behind each other, and rows of NaN up to `padded`."""
+    """Concatenate the tokens of all requests, followed by rows of NaN up to `padded`."""
     rows = torch.cat(parts)
     out = rows.new_full((padded, *rows.shape[1:]), float("nan"))
     out[: len(rows)] = rows
@@ -116,7 +121,7 @@ def packed(parts: list[torch.Tensor], padded: int) -> torch.Tensor:
 
 
 def next_tokens(order: Sequence[Request], rows: int) -> list[torch.Tensor]:
-    """q, k and v of the next token of each request on the GPU, and rows of padding."""
+    """Return q, k and v of each request's next token on the GPU, followed by rows of padding."""
     return [
         packed([getattr(r, name)[r.done : r.done + 1] for r in order], rows).cuda()
         for name in "qkv"
@@ -131,7 +136,7 @@ def replay_captured(
     fresh: Callable[[], Any],
     fields: Sequence[str],
 ) -> None:
-    """Capture `run`, which reads `static` and returns O, and judge 20 replays, across the end of a
+    """Capture `run`, which reads `static` and returns O; judge 20 replays, which cross the end of a
     page. `fields` of `batch` and the tokens change in place, to those of `fresh`."""
     run()
     torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""READMEs of this package tell the truth: their examples run, and what they name is there."""
+"""READMEs of this package are true: their examples run, and the names in them exist."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def examples_of(folder: str) -> list[str]:
 
 
 def run(folder: str) -> dict[str, Any]:
-    """The names of its example."""
+    """Run a README's example and return its names."""
     (example,) = examples_of(folder)
     names: dict[str, Any] = {}
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""A decode and an append, recorded once for all tests: they are small and bind in no time."""
+"""A decode and an append, recorded once for all tests: they are small and bind quickly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The engine on code written here: what silicon was seen to do, what may not depend on chance."""
+"""The engine on code written here: behaviour measured on silicon, and results that may not depend
+on chance.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,14 @@ H100 = GPUS["H100"]
 
 
 def function_of(*lines: tuple[str, Control]) -> Function:
-    """opcode and control word of each instruction, and an EXIT."""
+    """A function of these instructions (opcode, control word) and an EXIT."""
     items = [Instruction(16 * k, "", opcode, "", c) for k, (opcode, c) in enumerate(lines)]
     items.append(Instruction(16 * len(items), "", "EXIT", "", Control(stall=1)))
     return Function("kernel", items, {})
 
 
 def simulated(function: Function, warps: int = 1, **changed: float):
-    """Warps that all take the straight path, on one scheduler."""
+    """Simulate warps that all take the straight path, on one scheduler."""
     recording = Recording("kernel", (1,) * 3, (32,) * 3, (1,) * 3, 0, [], [], "sm_90a")
     path = np.arange(len(function.instructions), dtype=np.int32)
     placed = []
@@ -49,7 +51,7 @@ def simulated(function: Function, warps: int = 1, **changed: float):
 
 
 def order_of(result) -> list[int]:
-    """Which warp issued, one after the other."""
+    """The warp of each issued instruction, in order."""
     return result.log[: result.issued, L.L_WARP].tolist()
 
 
@@ -74,7 +76,7 @@ def test_what_was_spilled_comes_back_from_l1():
 
 
 def test_parameters_are_fetched_once_and_one_after_the_other():
-    """Of three reads two are of the same 32 bytes."""
+    """Two of the three reads are of the same 32 bytes."""
     function = function_of(*[("ULDC", Control())] * 3)
     for item, place in zip(function.instructions, ("0x210", "0x240", "0x218"), strict=False):
         object.__setattr__(item, "operands", f"UR4, c[0x0][{place}]")
@@ -93,14 +95,15 @@ def test_parameters_that_another_register_addresses_are_others():
 
 
 def test_a_warp_is_there_until_what_it_asked_for_has_come():
-    """As on an H100: a kernel cut off behind a load takes the latency of that load longer."""
+    """Measured on an H100: a kernel that ends with a load takes the latency of that load longer."""
     function = function_of(("MUFU.EX2", Control(1, writes=2)))
     assert simulated(function, latency_special=90).cycles >= 90
 
 
 def test_greedy_then_the_youngest():
-    """Measured on an H200: a warp keeps its scheduler as long as it can issue; then the youngest
-    of the others has it (notes/cycle_model.md, 2026-11-24)."""
+    """Measured on an H200: a warp keeps its scheduler as long as it can issue; then the youngest of
+    the others gets it (notes/cycle_model.md, 2026-11-24).
+    """
     result = simulated(function_of(*[("FFMA", Control(stall=1))] * 20), warps=3)
     order = order_of(result)
     turns = [order[0], *(b for a, b in pairwise(order) if a != b)]
@@ -114,7 +117,7 @@ def test_a_yield_lets_another_one_go():
 
 @pytest.mark.parametrize("warps", [2, 4])
 def test_exponentials_take_turns(warps):
-    """Measured on an H200: 8.2 cycles each, whoever issues them."""
+    """Measured on an H200: 8.2 cycles each, whichever warp issues them."""
     result = simulated(function_of(*[("MUFU.EX2", Control(stall=2))] * 50), warps=warps)
     assert result.cycles == pytest.approx(8 * 50 * warps, rel=0.06)
 
@@ -127,7 +130,7 @@ def test_two_runs_are_the_same(decoded):
 
 
 def test_python_and_machine_code_agree():
-    """The routines as they are written, on a short kernel."""
+    """The routines run as Python, on a short kernel."""
     function = function_of(*[("MUFU.EX2", Control(2, writes=0)), ("FFMA", Control(4, waits=1))] * 5)
     fast = simulated(function, warps=2)
     with without():
@@ -164,7 +167,9 @@ def test_a_barrier_that_nobody_completes_is_an_error(decoded):
 
 
 def placed_wgmma(count: int, n: int, allowed: int = 0, beside: int = 0, gpu=H100) -> Tables:
-    """A warpgroup that issues so many products of one group, so many FFMA, and waits for it."""
+    """A warpgroup that issues `count` products as one group, then `beside` FFMA, then waits for the
+    group.
+    """
     lines = [(f"HGMMA.64x{n}x16.F32.BF16", Control(stall=1))] * count
     lines += [("FFMA", Control(stall=1))] * beside
     function = function_of(*lines, ("WARPGROUP.DEPBAR.LE", Control(stall=1)))
@@ -186,7 +191,7 @@ def placed_wgmma(count: int, n: int, allowed: int = 0, beside: int = 0, gpu=H100
 
 @pytest.mark.parametrize(("count", "n", "measured"), [(1, 64, 105), (4, 128, 319), (4, 256, 575)])
 def test_products_of_a_warpgroup_take_what_was_measured(count, n, measured):
-    """wgmma_until_wait of results/units_h200.json."""
+    """The numbers are wgmma_until_wait of results/units_h200.json."""
     assert simulate(placed_wgmma(count, n), Sharing(1)).cycles == pytest.approx(measured, rel=0.06)
 
 
@@ -196,7 +201,9 @@ def test_a_group_that_may_be_left_is_not_waited_for():
 
 @pytest.mark.parametrize(("lost", "cycles"), [(0, 100), (1, 200), (2, 300)])
 def test_what_wgmma_takes_from_other_pipes(lost, cycles):
-    """Of a hundred FFMA beside products that take 512 cycles; behind them nothing is lost."""
+    """`lost` is what each of a hundred FFMA loses while products run for 512 cycles; after them
+    nothing is lost.
+    """
     gpu = H100.changed(beside_wgmma=lost)
     found = simulate(placed_wgmma(4, 256, allowed=1, beside=100, gpu=gpu), Sharing(1)).cycles
     assert found == pytest.approx(cycles, abs=12)
@@ -205,7 +212,7 @@ def test_what_wgmma_takes_from_other_pipes(lost, cycles):
 
 
 def test_units_stand_beside_the_warps_in_real_cycles(tmp_path):
-    """The tensor core of a product that four warps issue, for as long as it takes."""
+    """The tensor core's spans of a product that four warps issue last as long as the product."""
     result = simulate(placed_wgmma(4, 128), Sharing(1), log=True)
     trace = timeline(Spent(result))
     busy = [span for span in trace.spans if span.agent == "tensor core"]
@@ -229,7 +236,7 @@ def test_waves(decoded):
 
 
 def test_clusters_that_others_took_over_cost_nothing(decoded):
-    """A grid of many waves, recorded as if as many as there are places did all of its work."""
+    """The recording has as many clusters as there are places, which did all of the grid's work."""
     places = LaunchModel(bind(decoded), H100).places
     recorded = replace(decoded, grid=(decoded.grid[0], 2, 2 * places), places=places)
     model = LaunchModel(bind(recorded), H100)
@@ -255,7 +262,7 @@ def test_a_launch_takes_its_time_whatever_it_does(decoded):
 
 
 def test_the_last_of_several_waves_is_not_a_whole_one(decoded):
-    """More CTAs than places: those of a wave wait for memory beside others, less in the last."""
+    """CTAs of a full wave compete for memory; fewer do in the last wave."""
     model = LaunchModel(bind(decoded), H100)
     first = model.simulated(0)
     assert model._later(0, first) == (first.cycles, first.cycles), "one wave"

@@ -1,4 +1,4 @@
-"""Every config of every family binds, on each architecture that it is for, and gives one time."""
+"""Every config of every family binds, on each of its architectures, and gives one time."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from tests.fmha import test_static_sass as attention_tables
 from tests.gqa_lowlatency.space import MATRIX as DECODES
 from tests.moe import test_static as expert_tables
 
-# The smallest problem that reaches each config of the tables that the packages are tested with, as
-# calls without references: their launches are recorded.
+# The smallest problem that reaches each config of the packages' test tables, as calls without
+# references: their launches are recorded.
 
 ARCHS = ("sm_90a", "sm_100a")
-QUERIES, KEYS = 40, 300  # more than two tiles of keys: some that a mask leaves as they are
+QUERIES, KEYS = 40, 300  # more than two tiles of keys: some lie fully inside the mask
 WINDOW, FIRST, ROPE = 100, 4, 64
 
 
 def attention_case(kernel: tuple, fields: dict[str, Any]) -> Case:
-    """Two entries, of which the second has fewer keys where there is a length."""
+    """Two entries; with lengths, the second has fewer keys."""
     (head_dim, v_head_dim), schedule = kernel
     given = dict(fields)
     group = given.pop("group", 1)
@@ -68,7 +68,7 @@ def attention_case(kernel: tuple, fields: dict[str, Any]) -> Case:
 
 
 def grouped_case(config: GroupedConfig) -> GroupedCase:
-    """An expert without rows, one with a few, one with as many as the smallest tile."""
+    """Experts: without rows, with a few, and with as many as the smallest tile."""
     form = (1.0, 0.0, 10.0 if config.limit else None) if config.swiglu else None
     return GroupedCase(
         (0, 3, 8),
@@ -109,25 +109,25 @@ Parameter = Any  # pytest.param of a call and its architecture
 
 
 def _named(family: str, name: object, call: Callable[[], None], arch: str) -> Parameter:
-    """Families run beside each other."""
+    """A parameter of a test; each family is one group of xdist, so families run in parallel."""
     group = pytest.mark.xdist_group(f"every config of {family}")
     return pytest.param(call, arch, id=f"{family}-{name}-{arch}", marks=group)
 
 
 def attentions() -> Iterator[tuple[AttentionConfig, Case]]:
-    """Of every kernel and set of fields whose registers are tested."""
+    """Yield every kernel and set of fields whose registers are tested, with a case."""
     for kernel, fields in itertools.product(attention_tables.KERNELS, attention_tables.ALL_FIELDS):
         yield attention_tables.config_of(kernel, fields), attention_case(kernel, fields)
 
 
 def products() -> Iterator[tuple[GroupedConfig, GroupedCase]]:
-    """Of every tile, format and output."""
+    """Yield every tile, format and output, with a case."""
     for config in (*expert_tables.QUICK, *expert_tables.LONGER):
         yield config, grouped_case(config)
 
 
 def reached() -> Iterator[tuple[object, Callable[[], None]]]:
-    """Each config of a table with a call that should compile it."""
+    """Yield each config of a table with a call that should compile it."""
     for config, case in attentions():
         yield config, partial(_attend, case)
     for experts, product in products():
@@ -135,13 +135,13 @@ def reached() -> Iterator[tuple[object, Callable[[], None]]]:
 
 
 def decodes() -> Iterator[Parameter]:
-    """Of the pairwise array, on both architectures."""
+    """Yield the decodes of the pairwise array, on both architectures."""
     for case, arch in itertools.product(DECODES, ARCHS):
         yield _named("gqa", case, partial(_decode, case, arch), arch)
 
 
 def steps() -> Iterator[Parameter]:
-    """Of the benchmarks, on both architectures."""
+    """Yield the steps of the benchmarks, on both architectures."""
     for (family, (names, *_)), arch in itertools.product(FAMILIES.items(), ARCHS):
         emulated = [name for name in names if name not in NATIVE_ONLY]
         for problem in problems_of(family, emulated, (SMALL_ROWS,), SMALL_HIDDEN):
@@ -164,8 +164,9 @@ pytestmark = [
 
 
 def cycles_of(recording: Recording) -> int:
-    """All of its warps are bound, to paths with the copies to shared memory that they executed;
-    the compiler merges other accesses, but not these."""
+    """Check that all warps are bound, to paths with the copies to shared memory that they executed,
+    and return the cycles. The compiler merges other accesses, but not these.
+    """
     bound = bind(recording)
     warps = [warp for number in bound.clusters for warp in bound.cluster(number)]
     assert len(warps) == len(recording.warps)
@@ -178,7 +179,8 @@ def cycles_of(recording: Recording) -> int:
 
 
 def test_the_problems_reach_the_tables():
-    """Of attention and of the products of experts; decodes and steps are tables of problems."""
+    """Attention and products of experts have tables of configs; decodes and steps have tables of
+    problems."""
     for config, call in reached():
         with collecting() as keys:
             call()

@@ -1,4 +1,4 @@
-"""Changes of the machine code: what they keep, and what they refuse."""
+"""Edits of the machine code: what they keep, and which are refused."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ H100 = GPUS["H100"]
 
 
 def launch_of(*lines: tuple[str, str, Control]) -> BoundLaunch:
-    """opcode, operands and control word of each instruction of a loop that one warp goes through
-    twice."""
+    """A loop of instructions (opcode, operands, control word) that one warp runs twice."""
     items = [Instruction(16 * k, "", *line) for k, line in enumerate(lines)]
     end = len(items)
     items += [Instruction(16 * end, "P0", "BRA", "`(.L)", Control(5))]
@@ -71,7 +70,7 @@ def test_what_cannot_be_passed_is_said():
 
 
 def test_landmarks_follow_a_move(decoded):
-    """Every event stays with its instruction, and the launch still comes to its end."""
+    """Every event stays with its instruction, and the launch still ends."""
     bound = bind(decoded)
     items = bound.function.instructions
     store = next(item for item in items if item.opcode.startswith("LDGDEPBAR"))
@@ -95,7 +94,7 @@ def exponentials(count: int, stall: int = 10) -> BoundLaunch:
 
 
 def test_emulated_exponentials():
-    """Two of eight become the work of FlashAttention-4, on a path that is as much longer."""
+    """Two of eight become FlashAttention-4's instructions, and the path grows by their number."""
     before = exponentials(16)
     after = changed(before, "emulate MUFU.EX2=1/4")
     assert words(after).count("MUFU.EX2") == 12

@@ -1,6 +1,6 @@
-"""Other people's kernels, where they are installed: each warp finds its path, a time comes out.
+"""Other people's kernels, if they are installed: each warp's path is found, and a time results.
 
-`docs/cycle_model.md` says which of them were tried; here is one of each kind that a line or two of
+`docs/cycle_model.md` lists those that were tried; here is one of each kind that a line or two of
 Python launches.
 """
 
@@ -99,7 +99,7 @@ CALLS: dict[str, Callable[[], None]] = {
 
 @contextmanager
 def recorded() -> Iterator[list[Any]]:
-    """The launches of the block that have machine code."""
+    """Collect the launches within the block that have machine code."""
     found: list[Any] = []
     with machine_with_gpu(Emulator()), watched(record=True, limit=None) as report:
         yield found

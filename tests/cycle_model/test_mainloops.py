@@ -1,4 +1,4 @@
-"""tcgen05.mma and TMA beside what was published of a B200, and the main loop that is modelled."""
+"""tcgen05.mma and TMA compared with published numbers of a B200, and the modelled main loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ptxemu.options import Options
 
 B200 = GPUS["B200"]
 TABLE = Path(__file__).parents[2] / "results" / "published_mainloops_b200.csv"
-# (m, n, CTAs, A in tensor memory): cycles from one to the next, and of one to the end of a wait
+# (m, n, CTAs, A in tensor memory): cycles between two products, and from one to the end of a wait
 PUBLISHED = {
     (64, 64, 1, False): (32.02, 152),
     (64, 256, 1, False): (128.0, 248),
@@ -95,7 +95,7 @@ def test_the_main_loop_is_right_and_clean(config, stages):
     [
         ((128, 64, 32), "bf16", 8, 611.9),  # TMA's rows
         ((64, 128, 128), "e4m3", 8, 209.9),  # TMA and the tensor core share shared memory
-        ((64, 64, 32), "e4m3", 2, 1087.4),  # the way round a stage
+        ((64, 64, 32), "e4m3", 2, 1087.4),  # the latency of a stage's round trip
     ],
 )
 def test_what_bounds_a_main_loop(tile, dtype, stages, us):

@@ -1,4 +1,4 @@
-"""Control words, and the ways that an instruction may go on."""
+"""Control words, and the possible successors of an instruction."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ LATER = ALONE.replace("0x0 ;", "0x1 ;")
     (ALONE.partition("/*0020*/")[0], False), ("\t/*0000*/ EXIT ;\n", None),
 ])  # fmt: skip
 def test_products_that_wait_for_each_other(code, serialised):
-    """Every one of a kernel, as ptxas serialises all or none."""
+    """ptxas serialises all products of a kernel, or none."""
     (function,) = parse(f'\t.section\t.text.kernel,"ax",@progbits\n{code}')
     assert is_serialised(function) is serialised
 

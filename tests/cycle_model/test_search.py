@@ -1,4 +1,4 @@
-"""The search for a path, through a few instructions written down here."""
+"""The search for a path, on a few instructions written down here."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ SASS = {
 
 
 def function_of(*lines: str) -> Function:
-    """Lines that end in a colon are labels."""
+    """Parse instructions; lines that end in a colon are labels."""
     items: list[Instruction] = []
     labels: dict[str, int] = {}
     for line in lines:
@@ -67,7 +67,7 @@ def function_of(*lines: str) -> Function:
 
 
 def work(**amounts: int) -> Vector:
-    """In instructions; `global_load=2`."""
+    """Work in instructions by kind, such as `global_load=2`."""
     given = {kind.replace("_", " "): amount for kind, amount in amounts.items()}
     return tuple(given.get(kind, 0) * WEIGHTS[kind] for kind in KINDS)
 
@@ -111,7 +111,7 @@ def test_only_a_relaxed_arrival_elsewhere_may_pass_an_access_to_tensor_memory(ho
 
 
 def test_the_nearest_way_may_lead_nowhere():
-    """The barrier at the end is near; only the one behind much work is followed by another."""
+    """The barrier at the end is nearer, but only the one after much work is followed by another."""
     much = ["FSEL R4, R5, R6, P0"] * 100
     search = Search(
         function_of(
@@ -132,8 +132,8 @@ def test_the_nearest_way_may_lead_nowhere():
 
 @pytest.mark.parametrize("passed", [LOAD, "arrive"])
 def test_work_that_passed_a_landmark_counts_where_the_warp_waits(passed):
-    """Of two copies of a loop the one without selections was executed. The compiler brought half of
-    its exponentials behind the landmark, and left them in front of it in the other copy."""
+    """A loop has two copies; the one without selections was executed. There the compiler moved half
+    of the exponentials after the landmark; in the other copy they stay before it."""
     half, selections = ["MUFU.EX2 R4, R4"] * 32, ["FSEL R4, R5, R6, P0"] * 40
     plain = (*half, SASS[passed], *half, SASS[BARRIER], "EXIT")
     masked = (*selections, *half, *half, SASS[passed], SASS[BARRIER], "EXIT")
@@ -149,7 +149,7 @@ def test_work_that_passed_a_landmark_counts_where_the_warp_waits(passed):
 
 
 def _many_ways(choices: int) -> tuple[Function, Target]:
-    """Choices one after the other: no two kinds of work alike at first, and no load is wanted."""
+    """Choices in sequence, among three kinds of work in turn; no load is wanted."""
     kinds = (("MUFU.EX2 R4, R4", 8), ("FADD R4, R4, R5", 1), ("LDS R4, [R5]", 4))
     lines: list[str] = []
     for number in range(choices):
@@ -159,7 +159,7 @@ def _many_ways(choices: int) -> tuple[Function, Target]:
 
 
 def test_many_ways_that_meet():
-    """2^60 ways."""
+    """There are 2^60 paths."""
     function, target = _many_ways(60)
     ((_, way),) = Search(function).path(target)
     assert way.cost < 1
@@ -184,8 +184,9 @@ def test_the_search_is_the_same_in_python():
 
 
 def test_a_way_that_is_off_is_looked_for_with_more_slack():
-    """A loop that reads shared memory once for each copy, which the recording has elsewhere: its
-    sixteen rounds read more than the least slack allows."""
+    """A loop reads shared memory once for each copy, but the recording has those reads elsewhere:
+    sixteen rounds read more than the least slack allows.
+    """
     each = ["LDS R4, [R5]", "LDGSTS.E.BYPASS.128 [R4], desc[UR4][R6.64]"] * 4
     search = Search(function_of(".L_x_1:", *each, "@P0 BRA `(.L_x_1)", "EXIT"))
     ((_, way),) = search.path(target_of(rest=work(copy=64)))
@@ -193,7 +194,7 @@ def test_a_way_that_is_off_is_looked_for_with_more_slack():
 
 
 def _recording(*lines: str) -> Recording:
-    """One warp that executed these instructions once, without a word on what they did."""
+    """A recording of one warp that executed these instructions once, without events."""
     text = "\n".join(lines)
     registers = ".reg .b32 %r<9>; .reg .pred %p<2>;"
     source = f"{HEAD}.visible .entry kernel()\n{{\n{registers}\n{text}\nret;\n}}\n"
@@ -207,7 +208,7 @@ def _recording(*lines: str) -> Recording:
 
 
 def test_a_load_that_nobody_reads_is_not_expected():
-    """The compiler leaves it out."""
+    """The compiler removes such a load."""
     recording = _recording(
         "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r1, %r2}, [%r0];",
         "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r3, %r4}, [%r0];",
@@ -218,7 +219,7 @@ def test_a_load_that_nobody_reads_is_not_expected():
 
 
 def test_a_warp_that_polls_is_expected_to_have_waited_once():
-    """How often it has polled in the emulator says nothing of a GPU."""
+    """The number of polls in the emulator says nothing about a GPU."""
     recording = _recording("mbarrier.test_wait.parity.shared.b64 %p1, [%r0], 0;")
     (warp,) = recording.warps
     warp.path = np.zeros(100, np.uint32)
@@ -229,7 +230,7 @@ def test_a_warp_that_polls_is_expected_to_have_waited_once():
 
 
 def test_lanes_that_initialise_barriers_of_their_own_store_them():
-    """Other stores of 64 bits are work."""
+    """Stores of 64 bits elsewhere are work."""
     stores = ["@!P1 STS.64 [R2+URZ+0x10000], R8"] * 2
     forgotten = ["FENCE.VIEW.ASYNC.S", "SYNCS.CCTL.IVALL"]
     function = function_of(*stores, *forgotten, SASS[BARRIER], stores[0], "EXIT")
@@ -240,8 +241,9 @@ def test_lanes_that_initialise_barriers_of_their_own_store_them():
 
 @pytest.mark.parametrize("executed", [1, 4])
 def test_guarded_loads_may_not_have_been_executed(executed):
-    """Three of four loads have a guard: whether one was executed or all of them, the way is through
-    them, not past them."""
+    """Three of four loads have a guard: the path leads through them whether one or all were
+    executed.
+    """
     loads = ["LDG.E.128 R4, desc[UR4][R2.64]", *["@P1 LDG.E.128 R8, desc[UR4][R2.64]"] * 3]
     function = function_of("@P0 BRA `(.L_x_1)", *loads, ".L_x_1:", "EXIT")
     rest = work(global_load=4 * executed)
@@ -260,7 +262,7 @@ def test_all_warps_have_a_path(decoded):
 
 
 def test_work_on_the_path_is_what_was_recorded(decoded):
-    """Of a warp that works: as many products, copies and exponentials."""
+    """The path of a working warp has at least the recorded products, copies and exponentials."""
     bound = bind(decoded)
     warp = bound.cluster(0)[0]
     words = [bound.function.instructions[at].word for at in warp.path.tolist()]
@@ -280,7 +282,7 @@ def test_a_dropped_event_is_noticed(decoded, kind):
 
 
 def test_a_dropped_atomic_is_noticed():
-    """It is no landmark: the path says that it was executed, and nothing what it did."""
+    """An atomic is no landmark: that it was executed follows only from the path."""
     memory = torch.zeros(2, 4096, dtype=torch.uint8)
     with emulation(Options(limit=None), arch="sm_90a"), watched(record=True) as report:
         checksum(memory, torch.tensor([1]), 0, 4096)

@@ -1,5 +1,6 @@
-"""Launches behind each other, and SMs beside each other: what a dependent launch need not wait for,
-what neighbours read together, as measured on an H100."""
+"""Consecutive launches, and SMs that run in parallel: how much a dependent launch overlaps, and
+what neighbours read together, as measured on an H100.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ BEGINS, WAITS = "PREEXIT", "ACQBULK"  # launch_dependents and wait, of griddepco
 
 
 def dependent(decoded, **changed: str) -> LaunchModel:
-    """The decode, with griddepcontrol in place of some instructions of its straight beginning or
-    of its end."""
+    """The decode, with instructions of griddepcontrol in place of some at its straight beginning or
+    its end.
+    """
     bound: BoundLaunch = bind(replace(decoded, dependent=True))
     items = list(bound.function.instructions)
     for opcode, number in changed.items():
@@ -47,8 +49,9 @@ def test_one_that_says_nothing_begins_at_the_end_of_the_other(decoded, whole):
 
 
 def test_one_that_waits_begins_when_the_other_has_ended(decoded, whole):
-    """launch_dependent, work behind the wait: 0.6 us from one launch to the next, and the work, but
-    for the start of CTAs, which are there before."""
+    """launch_dependent, work after the wait: 0.6 us from one launch to the next, plus the work,
+    less the start of CTAs, which happened before.
+    """
     found = microseconds(dependent(decoded, **{BEGINS: 0, WAITS: 1}))
     most = whole + H100.value("dependent_release")
     assert most - 0.1 < found <= most
@@ -56,7 +59,7 @@ def test_one_that_waits_begins_when_the_other_has_ended(decoded, whole):
 
 
 def test_what_is_done_before_the_wait_is_hidden(decoded, whole):
-    """launch_dependent, work between: 0.58 us however much it is."""
+    """launch_dependent, work between: 0.58 us, whatever the amount of work."""
     items = bind(decoded).function.instructions
     ends = max(number for number, item in enumerate(items[:-1]) if item.opcode == "EXIT")
     late = microseconds(dependent(decoded, **{BEGINS: 0, WAITS: ends - 1}))
@@ -84,7 +87,9 @@ def test_others_of_a_stream_take_what_they_take_alone(decoded):
 
 
 def reads_of(*clusters: tuple[int, ...]) -> Traffic:
-    """Of clusters that read 128 bytes at each of so many addresses of an allocation of a KiB."""
+    """Traffic of clusters that each read 128 bytes at every listed address of a 1 KiB
+    allocation.
+    """
     warps = [
         WarpRecord(number, 0, 0, np.zeros(0, np.uint32), [loaded(at) for at in places], NO_WORDS)
         for number, places in enumerate(clusters)
@@ -104,7 +109,9 @@ def loaded(address: int, nbytes: int = 128) -> Event:
 
 
 def test_l2_answers_once_what_neighbours_read():
-    """l2_bytes_per_cycle with readers: two of the same line get nearly twice as much."""
+    """l2_bytes_per_cycle with readers: two SMs that read the same line get nearly twice the
+    rate.
+    """
     asked = reads_of((0, 4096), (256, 4096), (512, 4096)).alone(4)
     assert asked(0) == 1, "what each of them reads for itself"
     assert asked(4096) == pytest.approx(1 / 4)

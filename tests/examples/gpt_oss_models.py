@@ -1,4 +1,4 @@
-"""Tiny models of examples/gpt_oss and transformers' of the same weights; kernels by definition."""
+"""Tiny models of examples/gpt_oss and of transformers with equal weights; kernels by definition."""
 
 from __future__ import annotations
 
@@ -27,21 +27,27 @@ NEW = 5
 
 
 def tiny(kind: str, dtype: torch.dtype, device: str = "cpu", **drawn: Any) -> tuple[Model, Any]:
-    """A model of random weights, and transformers' of the same numbers, in fp32 or bf16."""
+    """Make a model of random weights, and transformers' model of the same numbers, in fp32 or
+    bf16.
+    """
     source = Drawn(TINY, torch.device(device), **drawn)
     model = Model(TINY, load(TINY, source, experts=kind, dtype=dtype), ROOM)
     return model, transformers_model(model, source)
 
 
 def prompts(lengths: Sequence[int], seed: int = 3) -> list[list[int]]:
-    """Random ones; the last but one begins with 32 tokens of the one before it."""
+    """Random prompts; the last one shares its first tokens (two blocks of 16 and more) with the one
+    before it.
+    """
     numbers = torch.Generator().manual_seed(seed)
     drawn = [torch.randint(0, 96, (length,), generator=numbers).tolist() for length in lengths]
     return [*drawn, [*drawn[-1][:35], 1, 2, 3]]
 
 
 def served(model: Model, given: Sequence[Sequence[int]], **options: Any) -> list[Job]:
-    """Jobs that are over, of an engine whose books are in order and empty then."""
+    """Serve prompts and return the finished jobs; the engine's bookkeeping is checked, and is empty
+    at the end.
+    """
     engine = Engine(model, tokens=ROOM, **options)
     jobs = [engine.submit(f"request {n}", prompt, NEW) for n, prompt in enumerate(given)]
     while engine.step():
@@ -51,13 +57,13 @@ def served(model: Model, given: Sequence[Sequence[int]], **options: Any) -> list
 
 
 def alone(model: Model, given: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The tokens of each prompt, in an engine of its own."""
+    """Return the tokens of each prompt, served alone in a new engine."""
     jobs = [served(model, [prompt], requests=1, share=False)[0] for prompt in given]
     return [job.found for job in jobs]
 
 
 def defined(definition: Callable) -> Callable:
-    """Attention in fp64."""
+    """Wrap a definition of attention, in fp64, as the function that the example calls."""
 
     def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
         for of_launches in ("max_seqlen_q", "pdl"):
@@ -68,7 +74,7 @@ def defined(definition: Callable) -> Callable:
 
 
 def by_definition(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing compiles: every kernel that the example launches is what it is defined as."""
+    """Replace every kernel that the example launches by its definition; nothing compiles."""
 
     def append_rows(first: Any, second: Any, slots: torch.Tensor) -> None:
         reference.append_rows([first, second], slots)

@@ -1,4 +1,4 @@
-"""Pictures of ptxemu's README: five bugs of one kernel, and what is said of each."""
+"""Pictures of ptxemu's README: five bugs of one kernel, and the report of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ print(json.dumps({bug.name: pictures.lines_of(bug, text) for bug, text in pictur
 
 
 def test_pictures_show_what_is_said_now():
-    """In one process, where the DSL is not there yet: what it compiles has lines of Python."""
+    """The reports are made in a fresh process, since the compiled code contains line numbers of
+    Python files.
+    """
     environment = {**os.environ, "PYTHONPATH": str(HERE), "PYTHONWARNINGS": "ignore"}
     made = [sys.executable, "-c", REPORTS]
     done = subprocess.run(made, env=environment, capture_output=True, text=True, check=True)

@@ -1,4 +1,5 @@
-"""examples/gpt_oss without kernels, each by its definition: a model in fp32 beside transformers'.
+"""examples/gpt_oss with kernels replaced by definitions: a model in fp32 compared with
+transformers'.
 
 `test_gpt_oss_kernels.py` runs the kernels.
 """
@@ -33,7 +34,7 @@ from tests.examples import gpt_oss_models as models
 from tests.examples.gpt_oss_models import NEW, ROOM, TINY
 
 CPU = torch.device("cpu")
-DIGITS = 2e-5  # of logits around 1; a key too many makes a difference of 1e-2
+DIGITS = 2e-5  # of logits around 1; one key too many changes them by 1e-2
 
 
 @pytest.fixture
@@ -52,10 +53,10 @@ def their_logits(theirs, job):
     return theirs(ids, use_cache=False).logits[0, -len(job.found) :]
 
 
-# A piece ends within a window, at its end, and behind it.
+# A piece ends within a window, at its end, and after it.
 @pytest.mark.parametrize("chunk", [64, 7])
 def test_logits(by_definition, in_fp32, chunk):
-    """Of a prompt in pieces, and of every token behind it."""
+    """Logits of a prompt in pieces, and of every new token, are those of transformers."""
     model, theirs = in_fp32
     given = models.prompts((21, 5, 40))
     for job in models.served(model, given, requests=4, chunk=chunk, keep_logits=True):
@@ -65,7 +66,9 @@ def test_logits(by_definition, in_fp32, chunk):
 
 
 def test_requests_do_not_mind_each_other(by_definition, in_fp32):
-    """More of them than places, of other lengths; one begins as another one did, and shares it."""
+    """There are more requests than places, with different lengths; one shares its beginning with
+    another.
+    """
     model, given = in_fp32[0], models.prompts((21, 5, 17, 40))
     expected = models.alone(model, given)
     jobs = models.served(model, given, requests=2)
@@ -96,7 +99,9 @@ def test_a_token_that_ends_a_text(by_definition, in_fp32, monkeypatch):
 
 
 def test_a_compiled_model(by_definition, in_fp32, monkeypatch):
-    """What torch.compile makes of what is between the kernels; its graphs, not its code."""
+    """torch.compile sees the operations between the kernels; its backend here runs the graphs
+    eagerly.
+    """
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     model, given = in_fp32[0], models.prompts((21, 5))
     compiled = Model(TINY, model.weights, ROOM, compiled=True)
@@ -104,7 +109,7 @@ def test_a_compiled_model(by_definition, in_fp32, monkeypatch):
 
 
 def test_what_is_compiled_serves_any_number_of_tokens(monkeypatch):
-    """One of them has a graph of its own; hidden sizes and heads are constants."""
+    """A single token has its own graph; hidden sizes and heads are constants."""
     counter = CompileCounter()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
     compiled, plain = Elementwise.compiled(), Elementwise()
@@ -159,14 +164,15 @@ def test_drawn_weights_are_those_of_a_seed():
     assert not torch.equal(first.tensor(name, shape), other.tensor(name, shape))
     held = plain_of(first.packed(0), torch.bfloat16)
     assert torch.equal(held.gate_up, plain_of(again.packed(0), torch.bfloat16).gate_up)
-    # Rows have a length around 1, so that what a layer adds is as large as what it is given.
+    # Rows have a length around 1, so that a layer adds as much as it is given.
     assert 0.5 < float(held.gate_up.float().norm(dim=1).mean()) < 2
     assert first.plain(0) is None
 
 
 def test_decided_weights_forgive_roundings(by_definition):
-    """Logits in bf16 are close to those in fp32 (of 12 layers of other weights by 0.2 in the norm),
-    and greedy tokens are the same, each another one."""
+    """Logits in bf16 are close to those in fp32 (for 12 layers of other weights they differ by 0.2
+    in the norm); greedy tokens are the same, and all different.
+    """
     config, jobs = type(TINY)("deep", {**TINY.values, "num_hidden_layers": 6}), []
     for dtype in (torch.float32, torch.bfloat16):
         weights = load(config, Drawn(config, CPU, 1, decided=True), experts="bf16", dtype=dtype)
@@ -180,7 +186,7 @@ def test_decided_weights_forgive_roundings(by_definition):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A checkpoint with experts in bf16, as transformers names what a model has."""
+    """A checkpoint with experts in bf16, with transformers' names."""
     source = Drawn(TINY, CPU, normal=True)
     weights = load(TINY, source, experts="bf16")
     plain = [source.plain(number) for number in range(TINY.layers)]
@@ -205,7 +211,9 @@ def test_a_checkpoint(folder):
 
 
 def test_a_checkpoint_in_mxfp4(tmp_path):
-    """As the released ones are: blocks and scales of all experts of a layer."""
+    """The tensors are those of released checkpoints: blocks and scales of all experts of a
+    layer.
+    """
     source, prefix = Drawn(TINY, CPU), "model.layers.0.mlp.experts"
     tensors = {}
     for name, (rows, columns) in source._sizes().items():
@@ -237,7 +245,7 @@ def test_what_weights_refuse(folder, tmp_path):
 
 
 def test_the_command_line(by_definition, tmp_path, capsys):
-    """With experts that MXFP4 does not hold, so that there is an error of quantising."""
+    """The experts are not representable in MXFP4, so that there is a quantisation error."""
     path = tmp_path / "found.json"
     flags = ["--experts", "bf16", "--normal-experts", "--batch", "2", "--requests", "3"]
     flags += ["--prompt-len", "40", "--shared-len", "32", "--new-tokens", str(NEW), "--compare"]
@@ -282,8 +290,9 @@ def test_a_table_of_kernels():
 
 
 def test_floors(in_fp32):
-    """Two layers, one of them sliding: 100 tokens behind 10, of one request, whose last one alone
-    has logits."""
+    """Two layers, one of them sliding: one request has 100 tokens after 10, of which only the last
+    has logits.
+    """
     config, weights = TINY, in_fp32[0].weights
     work = floors.work_of(config, weights, [100], [10], experts_share=0.5)
     heads, row = 4 * config.q_heads * config.head_dim, 2 * 4 * config.kv_heads * config.head_dim
@@ -331,7 +340,7 @@ def test_rates():
 
 
 def test_lines_of_speed():
-    """Of a GPU; what the emulator takes is not speed."""
+    """Speed is printed for a GPU only; the emulator's time is no speed."""
     ours = report.rates([Took("decode", 2, 2, 0.5)])
     assert report.speed_lines(ours, True) == [
         "decode: 2 tokens in 1 steps, 4.0 tokens/s, 500.00 ms a step"

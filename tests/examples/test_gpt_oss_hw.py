@@ -45,7 +45,7 @@ def test_logits(kind, how):
 
 @pytest.mark.parametrize("kind", ["bf16", "mxfp4"])
 def test_graphs_give_the_tokens_of_launches(kind):
-    """Requests that come and go, so that there are graphs of several sizes."""
+    """Requests come and go, so that there are graphs of several sizes."""
     model, given = models.tiny(kind, torch.bfloat16, GPU)[0], models.prompts((21, 5, 17, 40))
     found = [
         [job.found for job in models.served(model, given, requests=3, graph=graph)]
@@ -56,7 +56,7 @@ def test_graphs_give_the_tokens_of_launches(kind):
 
 @pytest.mark.parametrize("kind", ["bf16", "mxfp4"])
 def test_a_step_does_not_wait(kind, monkeypatch):
-    """Nothing in it reads from the GPU, which torch would then refuse."""
+    """A step reads nothing from the GPU: torch would raise."""
     model, given = models.tiny(kind, torch.bfloat16, GPU)[0], models.prompts((21, 5, 17, 40))
     options = {"requests": 3, "graph": False}
     models.served(model, given, **options)  # compiles

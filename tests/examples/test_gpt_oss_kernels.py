@@ -1,7 +1,7 @@
 """examples/gpt_oss on its kernels, in the emulator, as Hopper would run them.
 
-Logits may be wrong by twice what transformers' own model in bf16 is wrong by, and an ulp, beside
-the same weights in fp32.
+Logits are compared with those of the same weights in fp32. Their error may be twice that of
+transformers' model in bf16, plus an ulp.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tests.examples import gpt_oss_models as models
 
 PAGE = (ROOT / "examples/gpt_oss/README.md").read_text(encoding="utf-8")
 ARCH = "sm_90a"
-SEED = 5  # of weights with which no rounding of transformers' model makes another expert the best
-CALM = 0.03  # an error of its logits in bf16, norm over norm, that says so
+SEED = 5  # of weights for which rounding changes no chosen expert in transformers' model
+CALM = 0.03  # an error of its logits in bf16, norm over norm, below which that is so
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def on_hopper():
 
 @pytest.mark.parametrize("kind", ["bf16", "mxfp4"])
 def test_logits(kind, poisoned_outputs):
-    """Of prompts in pieces and of every token behind them; the experts are numbers of MXFP4."""
+    """Prompts in pieces and every new token; the experts' weights are MXFP4 numbers."""
     (_, exact), (_, rounded) = (
         models.tiny("bf16", dtype, seed=SEED) for dtype in (torch.float32, torch.bfloat16)
     )
@@ -69,7 +69,7 @@ def test_the_command_line(tmp_path):
 
 
 def test_the_example_of_the_page():
-    """On the kernels that a page gets which names no architecture: those of Blackwell."""
+    """The page names no architecture, so it gets Blackwell's kernels."""
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names: dict = {}
     with emulation():

@@ -1,4 +1,6 @@
-"""examples/gpt_oss over several ranks, which talk by gloo: heads, experts, or both shared out."""
+"""examples/gpt_oss over several ranks, which communicate by gloo: heads, experts, or both are
+split.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("rank", range(WORLD))
 def test_parts_make_the_whole(rank):
-    """Each tensor of a rank is where it says in the model's."""
+    """Each tensor of a rank is the slice of the model's tensor that the rank claims."""
     ranks = Ranks(rank, WORLD)
     whole, own = (
         load(config, Drawn(TINY, CPU, ranks=of)).layers[1]
@@ -70,7 +72,7 @@ def test_torchrun_is_asked_for(capsys, monkeypatch):
 
 
 def served(ranks, folder=None):
-    """Logits of all new tokens, [jobs x tokens, V], and the tokens."""
+    """Return the logits of all new tokens, [jobs x tokens, V], and the tokens."""
     config = TINY if ranks is None else ranks.config(TINY)
     weights = load(config, Drawn(TINY, CPU, seed=SEED, ranks=ranks))
     model = Model(config, weights, models.ROOM, ranks=ranks)
@@ -93,7 +95,7 @@ def on_a_rank(rank, folder, *shared):
 
 @pytest.mark.parametrize("shared", ["heads experts", "experts", "heads", "context"])
 def test_ranks_compute_what_one_does(shared, tmp_path):
-    """The same to a sum's roundings, and all ranks the same bits."""
+    """Ranks agree with one process up to the rounding of sums, and bit for bit with each other."""
     flags = [each in shared for each in ("heads", "experts", "context")]
     mp.spawn(on_a_rank, (str(tmp_path), *flags), nprocs=WORLD)
     files = [tmp_path / f"{rank}.pt" for rank in range(WORLD)]
@@ -101,7 +103,7 @@ def test_ranks_compute_what_one_does(shared, tmp_path):
     assert torch.equal(first, second)
     assert tokens == others
     alone, _ = served(None)
-    # The first new tokens come of the same prompts; later ones follow what was chosen.
+    # The first new tokens have the same prompts; later ones depend on the chosen tokens.
     rows = torch.arange(0, len(alone), models.NEW)
     error = (first[rows] - alone[rows]).float().norm() / alone[rows].float().norm()
     assert error < 0.03, f"{error:.3f}"

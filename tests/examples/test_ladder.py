@@ -1,4 +1,6 @@
-"""The ladder of examples: each rung is right, the checker is silent, and no wait of it is idle."""
+"""The ladder of examples: each rung is right, the checker reports nothing, and every wait is
+needed.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def test_bits_are_the_same_under_every_schedule(rung):
 
 @pytest.mark.parametrize("edge", ["s", "q", "k", "v", "p", "o"])
 def test_a_wait_that_is_missing_is_reported(edge, monkeypatch):
-    """By the checker, or because the kernel then does what no GPU would."""
+    """The checker reports it, or the kernel does what no GPU would."""
     make_pipelines = pieces.make_pipelines
 
     def deaf(plan, storage):
@@ -51,7 +53,7 @@ def test_a_wait_that_is_missing_is_reported(edge, monkeypatch):
         return pipes | {edge: wait_less(**vars(pipes[edge]))}
 
     monkeypatch.setattr(pieces, "make_pipelines", deaf)
-    rung = type(f"Without_{edge}", (WarpSpecialised,), {})  # compiled under a name of its own
+    rung = type(f"Without_{edge}", (WarpSpecialised,), {})  # compiled under its own name
     try:
         _, report = run(rung, Problem(mask="causal", kv_len=520), CHECKED)
     except PtxEmuError:
@@ -60,7 +62,7 @@ def test_a_wait_that_is_missing_is_reported(edge, monkeypatch):
 
 
 def test_a_mask_is_one_function(monkeypatch):
-    """What the page asks of a newcomer: it reaches the kernel and the reference alike."""
+    """The page promises newcomers that one new mask reaches both the kernel and the reference."""
     monkeypatch.setitem(
         masks.MASKS, "window", lambda query, key: (key <= query) & (key > query - 40)
     )

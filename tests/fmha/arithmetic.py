@@ -1,4 +1,4 @@
-"""What fits, worked out by hand beside `fmha.sm100.layout`: bytes, columns and rules of the design.
+"""Sizes that fit, computed by hand, to compare with `fmha.sm100.layout`: bytes, columns and rules.
 
 Nothing of fmha is imported, so that a mistake there is not repeated here.
 """
@@ -10,9 +10,9 @@ from typing import Any
 SMEM_LIMIT = 232_448
 KIB = 1024
 
-# head_dim -> (bytes of a K piece in a CTA, pieces of a K tile); v_dim -> the same for V.
-# 128 keys by the columns of a piece, 2 bytes each. In a pair a CTA has 64 keys of K, by 128 columns
-# at 256 and by 256 at 512, and half the columns of V, of which 256 are a piece.
+# head_dim -> (bytes of a K piece in a CTA, pieces of a K tile); v_dim -> the same for V. A piece is
+# 128 keys by its columns, 2 bytes each. In a pair a CTA has 64 keys of K, by 128 columns at 256 and
+# by 256 at 512, and half the columns of V, of which 256 are a piece.
 K_PIECES = {
     64: (16 * KIB, 1), 96: (24 * KIB, 1), 128: (32 * KIB, 1),
     192: (16 * KIB, 3), 256: (16 * KIB, 2), 512: (32 * KIB, 2),
@@ -25,8 +25,9 @@ OUT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
 def barriers(config: Any, k_stages: int, v_stages: int) -> int:
-    """mbarriers: a ring has two per stage; S and P have one, and the rest of P where it comes in
-    two parts."""
+    """Number of mbarriers: a ring has two per stage; S and P have one, plus one for the rest of P
+    if it comes in two parts.
+    """
     tiles, s_stages = _tiles(config), _s_stages(config)
     count = 2 * (k_stages + v_stages + 3 * tiles) + 2 * s_stages  # Q, O, numbers of a row
     if tiles == 2 and s_stages == 2:
@@ -37,7 +38,9 @@ def barriers(config: Any, k_stages: int, v_stages: int) -> int:
 
 
 def shared_bytes(config: Any, k_stages: int, v_stages: int) -> int:
-    """Shared memory of a CTA: barriers and the like, rounded up to 1 KiB, then whole KiB."""
+    """Shared memory of a CTA in bytes: barriers and row numbers, rounded up to 1 KiB, then whole
+    KiB.
+    """
     front = -(-(8 * barriers(config, k_stages, v_stages) + 4) // 16) * 16 + _numbers(config)
     rings = k_stages * K_PIECES[config.head_dim][0] + v_stages * V_PIECES[_v_dim(config)][0]
     out = _out_stages(config) * _panel_bytes(config)
@@ -45,7 +48,7 @@ def shared_bytes(config: Any, k_stages: int, v_stages: int) -> int:
 
 
 def columns(config: Any) -> int:
-    """TMEM columns to allocate: an O per tile, half of one at 512, and the S."""
+    """TMEM columns to allocate: an O per tile (half of one at 512), and the stages of S."""
     needed = _s_stages(config) * _s_columns(config) + _o_columns(config)
     return next(size for size in (32, 64, 128, 256, 512, 1024, 2048) if size >= needed)
 
@@ -59,28 +62,30 @@ def _o_columns(config: Any) -> int:
 
 
 def _s_stages(config: Any) -> int:
-    """Three where they fit beside O."""
+    """Three stages if they fit next to O, else two."""
     return 3 if 3 * _s_columns(config) + _o_columns(config) <= 512 else 2
 
 
 def _numbers(config: Any) -> int:
-    """Bytes of two numbers of each row, and of three through which halves of a row meet."""
+    """Bytes of two numbers per row, plus three at 512, through which the halves of a row are
+    combined.
+    """
     return (2 * _tiles(config) + (3 if config.head_dim == 512 else 0)) * 128 * 4
 
 
 def _rows_bytes(config: Any) -> int:
-    """Bytes of Q and, where it is there, of P."""
+    """Bytes of Q and, at 512, of P."""
     rows = 64 if config.head_dim == 512 else 128 * _tiles(config)
     return rows * config.head_dim * 2 + (rows * 128 * 2 if config.head_dim == 512 else 0)
 
 
 def _panel_bytes(config: Any) -> int:
-    """Of 128 lines of O of 128 bytes; of 64 where 96 columns do not divide by 64."""
+    """Bytes of 128 rows of O of 128 bytes; of 64 bytes if 96 columns do not divide by 64."""
     return 128 * (64 if _v_dim(config) == 96 and _o_bytes(config) == 2 else 128)
 
 
 def _out_stages(config: Any) -> int:
-    """Two panels, or one where two do not fit beside the least rings and 1 KiB of barriers."""
+    """Two panels, or one if two do not fit next to the smallest rings and 1 KiB of barriers."""
     k_stages = config.k_stages or K_PIECES[config.head_dim][1]
     v_stages = config.v_stages or V_PIECES[_v_dim(config)][1]
     rings = k_stages * K_PIECES[config.head_dim][0] + v_stages * V_PIECES[_v_dim(config)][0]
@@ -89,7 +94,9 @@ def _out_stages(config: Any) -> int:
 
 
 def broken_rules(config: Any) -> list[str]:
-    """A word of the message for every rule that the config breaks; none for one that runs."""
+    """Return a word of the message for every rule that the config breaks; none for a valid
+    config.
+    """
     found = []
     if config.dtype not in ("bf16", "fp16"):
         found.append(f"dtype {config.dtype!r}")
@@ -122,7 +129,7 @@ def broken_rules(config: Any) -> list[str]:
 
 
 def _misfits(config: Any) -> list[str]:
-    """The rules that need known sizes."""
+    """Check the rules that need known sizes."""
     pairs = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256), (512, 512))
     if (config.head_dim, _v_dim(config)) not in pairs:
         return [f"head_dim {config.head_dim} with v_head_dim {_v_dim(config)}"]

@@ -1,4 +1,4 @@
-"""A GPU with room for two CTAs, or two pairs: blocks of a problem follow each other in them."""
+"""A GPU with room for two CTAs, or two pairs, so that each runs several blocks of a problem."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PLACES = 2
 
 @pytest.fixture
 def at_once(monkeypatch) -> Callable[[int], None]:
-    """at_once(places): from here on so many CTAs, or pairs, run at the same time."""
+    """at_once(places): from here on, as many CTAs (or pairs) run at the same time."""
 
     def set_places(places: int) -> None:
         monkeypatch.setattr("fmha.launch.sms_of", lambda device: places)
@@ -22,5 +22,5 @@ def at_once(monkeypatch) -> Callable[[int], None]:
 
 @pytest.fixture(autouse=True)
 def few_places(at_once):
-    """Of every test here that asks for no other number."""
+    """Applies to every test here that sets no other number."""
     at_once(PLACES)

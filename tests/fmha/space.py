@@ -1,9 +1,9 @@
-"""The space of attention problems: its factors, which of them go together, and rows as Cases.
+"""The space of attention problems: its factors, which values combine, and rows as Cases.
 
-QUICK, MATRIX and SWEPT together have every allowed pair of values of two factors (`pairwise`);
-QUICK every value at least once, SWEPT what is left of pages of 16 and 64 keys. PLAIN and EDGES are
-many problems for few kernels: shapes, and where masks meet. What is drawn at random, and for
-`scripts/soak.py`, is in `lab.soak.attention`.
+QUICK, MATRIX and SWEPT together have every allowed pair of values of two factors (`pairwise`).
+QUICK has every value at least once, SWEPT the remaining pairs with pages of 16 and 64 keys. PLAIN
+and EDGES are many problems for few kernels: shapes, and masks that meet. The random problems of
+`scripts/soak.py` are in `lab.soak.attention`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from lab.problems.attention import Case
 from tests.support.pairwise import Rule, Space, covering
 
-# (queries, keys) of each batch entry; where a layout has one length for all, it is the first.
+# (queries, keys) of each batch entry; a layout with one length for all uses the first.
 SIZES = {
     "one": ((1, 300), (1, 128), (1, 1)),
     "few": ((3, 200), (4, 129), (2, 7)),
@@ -28,7 +28,7 @@ SIZES = {
 }
 LEFT, RIGHT, FIRST = 100, 30, 4  # window and sink tokens
 BEFORE_END = 20  # how far q_offset keeps the last query from the last key
-SURPLUS = 37  # keys stored behind a length
+SURPLUS = 37  # keys stored after a length
 MASKS = {
     "full": {},
     "causal": {"causal": True},
@@ -80,14 +80,14 @@ def lengths(size: str, queries: str, keys: str | int) -> tuple[tuple[int, ...], 
 
 
 def _positions_exist(mask: str, size: str, queries: str, keys: str | int, rope_dim: int) -> bool:
-    """A rope table has no row for a query that stands before the first key."""
+    """Whether every query has a position: a rope table has no row for one before the first key."""
     if not rope_dim or mask in WITH_OFFSET:
         return True
     return all(n_q <= n_k for n_q, n_k in zip(*lengths(size, queries, keys), strict=True) if n_q)
 
 
 RULES = (  # of the kernels of all architectures
-    # A minute and more, of which less would show as much.
+    # These take a minute or more, and smaller ones test as much.
     Rule(
         ("dims", "heads", "size"),
         lambda dims, heads, size: dims[0] < 192 or heads != (8, 1) or size != "long",
@@ -106,7 +106,7 @@ SPACE = Space(
 
 
 def case_of(row: Mapping[str, Any]) -> Case:
-    """The problem that a row of the space names."""
+    """Return the problem of a row of the space."""
     n_q, n_k = lengths(row["size"], row["queries"], row["keys"])
     keys, (normalize, out_dtypes) = row["keys"], OUTPUTS[row["output"]]
     surplus = SURPLUS if keys in ("lens", "packed, lens") else 0
@@ -138,12 +138,12 @@ ROWS = covering(SPACE)
 
 
 def _work(row: Mapping[str, Any]) -> int:
-    """What the emulator has to do, about."""
+    """Approximate work for the emulator."""
     return sum(n_q * n_k for n_q, n_k in SIZES[row["size"]]) * row["heads"][0] * row["dims"][0]
 
 
 def quick_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A few cheap ones with all values, each the one with most that are missing."""
+    """Choose a few cheap rows that have all values, each time the row with most missing values."""
     missing, chosen = {item for row in rows for item in row.items()}, []
     while missing:
         best = max(rows, key=lambda row: (len(missing & row.items()), -_work(row)))
@@ -169,8 +169,8 @@ PLAIN = (
     Case(130, 640, window=(None, 1 << 40)),
 )
 
-# One kernel with every mask (of each schedule): where windows, sink tokens, offsets and lengths
-# meet and do not.
+# One kernel with every mask (of each schedule), for windows, sink tokens, offsets and lengths that
+# meet or do not.
 _EVERY_MASK = Case(130, 900, (2, 1), 3, kv_lens=(900, 130, 0), sinks=True)
 EDGES = tuple(
     dataclasses.replace(

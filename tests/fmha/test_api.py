@@ -1,4 +1,6 @@
-"""`attention` refuses bad input before anything compiles, and decides empty problems alone."""
+"""`attention` refuses bad input before anything compiles, and answers empty problems without a
+kernel.
+"""
 
 from __future__ import annotations
 

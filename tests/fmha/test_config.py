@@ -1,4 +1,6 @@
-"""AttentionConfig refuses what no kernel exists for, by value and limit, and nothing else."""
+"""AttentionConfig refuses configs for which no kernel exists, naming value and limit, and no
+others.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,7 @@ def test_p_waits_in_tensor_memory_where_it_can():
 
 
 def rarely(wrong: tuple, *right: object) -> st.SearchStrategy:
-    """One of `right`, in about one draw of forty one of `wrong`."""
+    """Draw one of `right`, and in about one draw of forty one of `wrong`."""
     return st.sampled_from(right * -(-39 * len(wrong) // len(right)) + wrong)
 
 

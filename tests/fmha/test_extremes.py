@@ -1,7 +1,8 @@
-"""Attention over the whole accepted range of its numbers, beside the definition in fp64.
+"""Attention over the whole accepted range of its numbers, compared with the definition in fp64.
 
-Scales from 1e-12 to 1e12, softcaps from 1e-6 to 4096, k_scale, q_scale and v_scale of any sign, 0
-and 3e38 among them, sinks of any size, ties in different tiles, scores that grow along the keys.
+Scales range from 1e-12 to 1e12, softcaps from 1e-6 to 4096. k_scale, q_scale and v_scale have any
+sign; 0 and 3e38 are among them. Sinks have any size; ties lie in different tiles; scores grow along
+the keys.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ KINDS = {
 
 
 def drawn(fields, pick):
-    """Lengths of keys may be 0; queries stand anywhere."""
+    """A random case. Lengths of keys may be 0; queries may have any position."""
     keys = lengths(pick)
     queries = pick.choice((1, 5, 20))
     return Case(queries, max(keys), HEADS, BATCH, kv_lens=tuple(keys), **fields)
@@ -55,7 +56,7 @@ def test_extremes(kind, number):
 
 @pytest.mark.parametrize("name", ["k_scale", "q_scale", "v_scale", "scale"])
 def test_another_number_is_noticed(name):
-    """By the judge, of results in the dtypes of the kernel."""
+    """Given results in the dtypes of the kernel, the judge notices a changed number."""
     reports = []
     for seed in range(1, 5):
         case = Case(5, 40, HEADS, BATCH, **FP8, extreme=seed, scale=0.1)

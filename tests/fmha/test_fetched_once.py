@@ -1,5 +1,6 @@
-"""Keys that are fetched once, on Hopper: by a pair of CTAs for both, for both products where V is
-K; the same bits as without, and chosen where it is meant to be."""
+"""Keys that are fetched once, on Hopper: by a pair of CTAs for both, or for both products if V is
+K. The bits are the same as without, and the rules choose it where it should be chosen.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def outcome(case: Case, options: Options, config: dict[str, int]) -> tuple[tuple
 
 
 def test_a_latent_is_fetched_once_with_the_same_bits():
-    """Four tokens, a tile each, in two places; three key tiles."""
+    """Four tokens in a tile each, on two CTAs at a time; three key tiles."""
     q_bytes = 4 * 64 * 512 * 2
     first, twice = outcome(LATENT, FRIENDLY, TWO_RINGS)
     assert all(report.ok for report in cases.judge(LATENT, first))

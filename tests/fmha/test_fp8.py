@@ -1,4 +1,4 @@
-"""K and V in e4m3, Q in e4m3 or in bf16: every head dim and option, and what few bits make hard."""
+"""K and V in e4m3, Q in e4m3 or bf16: every head dim and option, and what few bits make hard."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check(case: Case, arch: str, *schedules: Options) -> None:
 
 
 def small(form: str, dims: tuple[int, int] = (64, 64), **fields: object) -> Case:
-    """Two blocks and three tiles, of which lengths leave some."""
+    """Two blocks of queries and three tiles of keys, of which the lengths leave some unused."""
     return Case(130, 300, (2, 1), 2, dims=dims, kv_lens=(290, 130), **FORMS[form], **fields)
 
 
@@ -55,7 +55,7 @@ def test_every_head_dim(arch, dims, form):
 @every_form
 @pytest.mark.parametrize("dims", DIMS[:4], ids=str)
 def test_two_query_tiles(dims, form):
-    """Those of head dim 192, too: its tiles of K are whole here."""
+    """Head dim 192 is included, since its tiles of K are whole in this dtype."""
     case = dataclasses.replace(small(form, dims, schedule="pingpong"), sq=300)
     check(case, "sm_100a", *EVERY_POLICY)
 
@@ -76,7 +76,7 @@ OPTIONS = tuple(
 @pytest.mark.parametrize("case", by_group(OPTIONS))
 @every_arch
 def test_every_option(arch, case):
-    if arch == "sm_90a":  # where V turned is whole panels
+    if arch == "sm_90a":  # where transposed V is whole panels
         case = dataclasses.replace(case, tile_n=case.tile_n // 64 * 64)
     check(case, arch, CHECKED)
 
@@ -117,7 +117,8 @@ def test_hostile_numbers(arch, name, form):
 )
 @every_form
 def test_blocks_without_keys_hold_nobody_up(at_once, form, case):
-    """Several in turn, whose rows are told of while the next Q is there to be split."""
+    """Several such blocks follow each other; their rows are published while the next Q waits to be
+    split."""
     at_once(1)
     lengths = (200, 0, 0, 0, 130, 0, 7)
     check(
@@ -143,7 +144,7 @@ def test_rows_that_are_not_finite_spoil_no_others(arch):
 
 
 def split_eight(_scores: cute.Tensor, bits: cute.Tensor, _numbers: cute.Tensor) -> tuple:
-    """Terms of the last eight of sixteen bf16."""
+    """Return the two terms of the last eight of sixteen bf16."""
     words = cute.make_rmem_tensor(8, Uint32)
     for word in range(8):
         words[word] = Uint32(bits[word])
@@ -153,7 +154,7 @@ def split_eight(_scores: cute.Tensor, bits: cute.Tensor, _numbers: cute.Tensor) 
 
 @pytest.mark.parametrize("largest", [1.0, -1.9921875, 2.0**127, 2.0**-100])
 def test_terms_are_those_of_the_reference(largest):
-    """Of each bf16 that is not below 2^-20 of the largest of a row."""
+    """Both terms equal the reference for each bf16 of at least 2^-20 of the row's largest."""
     magnitudes = torch.arange(0x3580, 0x3F80).to(torch.int16).view(torch.bfloat16)
     numbers = torch.cat((magnitudes, -magnitudes)).reshape(-1, 8) * abs(largest)
     rows = torch.cat((torch.full_like(numbers, largest), numbers), 1)

@@ -1,4 +1,4 @@
-"""Calls of attention and merge that cannot be: a named error, or the right result."""
+"""Invalid calls of attention and merge: an error that names the argument, or the right result."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_no_queries_and_no_keys_are_no_error():
 
 
 def test_an_offset_of_zero_is_what_scaled_dot_product_attention_calls_causal():
-    """The first query at the first key, where the default is the last at the last."""
+    """The first query is at the first key; by default the last query is at the last key."""
     torch.manual_seed(0)
     q, k, v = torch.randn(1, 5, 1, 64), torch.randn(1, 12, 1, 64), torch.randn(1, 12, 1, 64)
     theirs = torch.nn.functional.scaled_dot_product_attention(

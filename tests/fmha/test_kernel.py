@@ -1,4 +1,4 @@
-"""The kernel, through the API and the emulator, against the fp64 definition.
+"""The kernel, through the API and the emulator, compared with the fp64 definition.
 
 Cases run under several schedules, and the bits must not depend on them.
 """
@@ -48,7 +48,7 @@ def check(case: Case, schedules: tuple[Options, ...] = EVERY_POLICY, arch: str =
 
 
 def assert_right(results: tuple, inputs: tuple, **options: Any) -> None:
-    """(O, LSE) beside the definition."""
+    """Compare (O, LSE) with the definition."""
     exact, rounded = (f(*inputs, **options) for f in (reference.definition, reference.rounded))
     for report in (
         tolerance.compare_output(results[0], exact.o, rounded.o, inputs[0].dtype),
@@ -79,7 +79,7 @@ MOVING = tuple(  # row maxima move from tile to tile, so that O is rescaled
 )
 
 
-EXACT = tuple(  # no page lies behind the table, and a tile goes on behind the last one
+EXACT = tuple(  # no page follows the table's last one, but a tile extends beyond it
     dataclasses.replace(
         case, skv=96, kv_lens=(96,) * case.batch, q_offset=(95,) * case.batch, amplitude=1.0
     )
@@ -152,8 +152,8 @@ def test_extreme_sinks(sink):
 
 @pytest.mark.xdist_group(f"fmha-{EDGES[0].group}")
 def test_a_sink_leaves_nothing_beside_a_maximum_that_lags():
-    """Scores rise from tile to tile by less than the maximum may lag, so that what a sink of 92
-    leaves is subnormal beside the first tile's maximum, but not beside the true one."""
+    """Scores rise from tile to tile by less than the maximum may lag. The weight left next to a
+    sink of 92 is subnormal with the first tile's maximum, but not with the true one."""
     q, k = torch.zeros(1, 8, 1, 64), torch.zeros(1, 384, 1, 64)
     q[..., 0], k[..., 0] = 8.0, torch.linspace(9.7, 0, 384)[:, None]
     q, k, v = (x.bfloat16() for x in (q, k, torch.randn_like(k)))
@@ -164,7 +164,7 @@ def test_a_sink_leaves_nothing_beside_a_maximum_that_lags():
 
 @pytest.mark.parametrize("schedule", ["base", "pingpong"])
 def test_a_cache_may_hold_anything_behind_the_offset(schedule):
-    """Queries in the middle of a preallocated cache, which no kv_lens describes."""
+    """Queries in the middle of a preallocated cache, without kv_lens."""
     case = Case(5, 300, (2, 1), 2, q_offset=(130, 60), causal=True, schedule=schedule)
     q, k, v = case.inputs()
     for entry, end in enumerate((135, 65)):
@@ -203,7 +203,7 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_the_judge_tells_another_problem_from_this_one(name):
-    """What a kernel with one mistake would return, judged; nothing is compiled."""
+    """Judge the result that a kernel with one mistake would return; nothing is compiled."""
     none = {"sinks": None, "rope": None}
     for wrong, expected in ((JUDGED, True), (dataclasses.replace(JUDGED, **WRONG[name]), False)):
         result = reference.rounded(*JUDGED.inputs(), **(none | wrong.options()))
@@ -216,6 +216,6 @@ def test_the_judge_tells_another_problem_from_this_one(name):
     [(995.0, 1000.0, True), (993.0, 1000.0, False), (993.0, 998.5, True), (1001.0, 1000.0, False)],
 )
 def test_a_raw_maximum_may_lag_and_is_as_exact_as_the_reference(kernel, rounded, right):
-    """By 2 ** 8, which is 5.5 in natural log."""
+    """The maximum may lag by 2 ** 8, which is 5.5 in natural log."""
     row_max, exact, other = (torch.tensor([x, -math.inf]) for x in (kernel, 1000.0, rounded))
     assert cases.compare_row_max(row_max, exact, other, 8.0).ok == right

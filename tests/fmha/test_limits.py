@@ -1,5 +1,5 @@
-"""Where `make_plan` draws a line, the machine draws it too: on one side a config runs; on the
-other, forced past the check, the DSL, ptxas or ptxemu refuses it. And what it accepts runs.
+"""The limits of `make_plan` are those of the machine. A config inside a limit runs; one outside,
+with the check disabled, is refused by the DSL, ptxas or ptxemu. And every accepted config runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.support.pairwise import random_row
 
 @pytest.fixture
 def forced(monkeypatch):
-    """From here on nothing of fmha refuses a config."""
+    """Disable every check of a config in fmha."""
     monkeypatch.setattr(AttentionConfig, "check_values", lambda config: None)
     monkeypatch.setattr(fmha.choose, "check_config", lambda config, arch: None)
     monkeypatch.setattr(fmha.launch, "decide", fmha.choose.decide.__wrapped__)
@@ -34,7 +34,7 @@ def forced(monkeypatch):
 
 
 def attend(dims: tuple[int, int], tuning: dict[str, Any], **changes: Any) -> None:
-    """One small problem whose last key tile is ragged; its result has to be right."""
+    """Run a small problem whose last key tile is ragged; its result has to be right."""
     case = Case(5, 300, kv_lens=(200,), dims=dims, dtype="fp16")
     results, _ = cases.run_reported(
         case, "round-robin", config=AttentionConfig(**tuning), **changes
@@ -43,7 +43,7 @@ def attend(dims: tuple[int, int], tuning: dict[str, Any], **changes: Any) -> Non
         assert report.ok, str(report)
 
 
-# Just inside: each the last of one or several limits.
+# Just inside: each is the last value within one or several limits.
 INSIDE = {
     "shared memory and one K piece": ((64, 64), {"k_stages": 1, "v_stages": 11}),
     "shared memory of a pair": ((512, 512), {"k_stages": 2, "v_stages": 2}),
@@ -53,7 +53,7 @@ INSIDE = {
     ),
 }  # fmt: skip
 
-# Just outside: what is wrong with it, who says so and how.
+# Just outside: the config, what refuses it, and the message.
 OUTSIDE = {
     "shared memory": (
         (64, 64), {"k_stages": 1, "v_stages": 12}, HardwareRefusal, "may have 232448",
@@ -86,7 +86,7 @@ def test_just_outside_is_refused(name, forced):
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_90a"])
 @pytest.mark.parametrize("size", [1, 2, 4, 17, 132])
 def test_small_pages_by_tma_are_refused(size, arch):
-    """The kernel by mma.sync takes them: tests/fmha/test_mma_sync.py."""
+    """The mma.sync kernel accepts such pages: tests/fmha/test_mma_sync.py."""
     q, pool = torch.zeros(1, 5, 1, 64).half(), torch.zeros(33, size, 1, 64).half()
     table, lens = torch.arange(33).int()[None], torch.tensor([33], dtype=torch.int32)
     with pytest.raises(NotImplementedError, match=f"page_size {size} with TMA: a multiple of 8"):
@@ -106,14 +106,14 @@ def test_small_pages_by_tma_are_refused(size, arch):
     ids=["64", "128", "256"],
 )  # fmt: skip
 def test_pages_of_any_multiple_of_8(case, size, arch):
-    """Those of hybrid models too, such as 528 = 33 x 16."""
+    """Pages of hybrid models are included, such as 528 = 33 x 16."""
     results, _ = cases.run_reported(replace(case, page_size=size), "round-robin", arch=arch)
     for report in cases.judge(replace(case, page_size=size), results):
         assert report.ok, str(report)
 
 
 def test_pages_of_one_key_are_refused(forced):
-    """TMA does not align them."""
+    """Pages of one key are not aligned for TMA."""
     q, pool = torch.zeros(1, 5, 1, 96).half(), torch.zeros(33, 1, 1, 96).half()
     table, lens = torch.arange(33).int()[None], torch.tensor([33], dtype=torch.int32)
     with pytest.raises(HardwareRefusal, match="128-byte aligned"):
@@ -121,7 +121,7 @@ def test_pages_of_one_key_are_refused(forced):
 
 
 def climb(log2_growth: float, rescale_log2: float) -> torch.Tensor:
-    """O of a row whose maximum grows by 2 ** log2_growth in the last tile that is visited."""
+    """O of a row whose maximum grows by 2 ** log2_growth in the last visited tile."""
     q, k, v = torch.zeros(1, 1, 1, 64), torch.zeros(1, 300, 1, 64), torch.ones(1, 300, 1, 64)
     q[..., 0] = k[:, 5, :, 0] = 1.0
     tensors = (tensor.half() for tensor in (q, k, v))
@@ -140,7 +140,7 @@ def test_a_lag_that_fp16_does_not_hold_overflows(forced):
 
 
 def accepted(seed: int) -> tuple[Case, AttentionConfig, dict[str, bool]]:
-    """A problem of few tiles and tunable fields at random, as `make_plan` accepts them."""
+    """A random problem of few tiles with random tunable fields that `make_plan` accepts."""
     generator = random.Random(seed)
     case = None
     while case is None or case.queries[0] > 5:

@@ -53,8 +53,8 @@ def by_mma_sync(case: Case) -> Case:
 
 
 def with_archs(rows: list) -> list:
-    """The problems of rows, each on one architecture in turn; what shared memory of small GPUs does
-    not hold on a large one."""
+    """The problems of rows, each on the next architecture in turn; a problem that does not fit the
+    shared memory of small GPUs runs on a large one."""
     turns = itertools.cycle(ARCHS)
     found = []
     for case, turn in zip(map(case_of, rows), turns, strict=False):
@@ -86,20 +86,22 @@ def test_edges_of_masks(case):
 @pytest.mark.parametrize("arch", [*ARCHS, LARGE])
 @pytest.mark.parametrize("size", [1, 2, 4, 17])
 def test_pages_of_few_rows(size, arch):
-    """Rows of keys are fetched one by one; TMA, whose boxes are rows side by side, refuses them."""
+    """Rows of keys are fetched one by one; TMA, whose boxes need contiguous rows, refuses such
+    pages."""
     case = Case(
         40, 150, (4, 2), batch=2, kv_lens=(150, 61), page_size=size, causal=True, window=(37, None)
     )
     check(case, CHECKED, FRIENDLY, arch=arch)
 
 
-GROWING = Case(130, 640, (1, 1), dims=(128, 128), amplitude=12.0)  # no maximum is the first one
+GROWING = Case(130, 640, (1, 1), dims=(128, 128), amplitude=12.0)  # maxima move between tiles
 SPLIT = dataclasses.replace(GROWING, dims=(256, 256), slices=2, tile_m=64, tile_n=16)
 LATE = Case(200, 300, (2, 1), dims=(48, 48), window=(20, 0), q_offset=100, amplitude=4.0)
 
 
 def test_a_window_hides_whole_tiles_of_late_rows():
-    """Of a block's first tile its last rows see nothing: (-inf) - (-inf) must not become NaN."""
+    """The last rows of a block see no key of the first tile: (-inf) - (-inf) must not become
+    NaN."""
     check(LATE, CHECKED)
 
 
@@ -112,7 +114,7 @@ PAIRS = dataclasses.replace(GROWING, dims=(256, 256), schedule="keys")
 FEW = dataclasses.replace(PAIRS, dims=(64, 144), tile_m=32, tile_n=32, kv_lens=(1,))
 
 
-# One step of Q K^T, during half of which nothing can be fetched; and pages.
+# One step of Q K^T, so nothing can be fetched for half of it; and pages.
 NARROW = Case(40, 300, (1, 1), dims=(16, 160), causal=True, page_size=32, kv_lens=(270,))
 
 
@@ -133,12 +135,13 @@ def test_two_warps_fetch_an_odd_number_of_pieces_of_q(dim):
 
 @pytest.mark.parametrize(("dim", "slices"), [(16, 2), (144, 4)])
 def test_a_slice_without_columns_turns_none(dim, slices):
-    """The last one would read behind the tables of angles."""
+    """The last slice would read past the end of the tables of angles."""
     check(Case(20, 40, dims=(dim, dim), slices=slices, rope_dim=16), CHECKED)
 
 
 TRAPS = {
-    # The weights tell when what they refer to is too small; who does not ask overflows.
+    # The weights show if their reference maximum is too small; a kernel that does not check
+    # overflows.
     "asks": (
         (math, "RowMath"),
         dataclasses.replace(GROWING, amplitude=60.0, dtype="fp16"),
@@ -201,7 +204,7 @@ def test_a_kernel_without_its_cure_is_noticed(changed, trap):
 
 
 def noticed(case: Case) -> bool:
-    """By a wrong result or a finding of the checker."""
+    """Whether the result is wrong or the checker reports something."""
     portable = by_mma_sync(case)
     return test_sm90.noticed(portable, LARGE if portable.schedule == "keys" else ARCHS[0])
 
@@ -235,7 +238,8 @@ def test_every_head_dim_fits(arch):
     [("sm_89", ("base", "keys")), ("sm_90a", ("base", "pingpong")), ("sm_100a", ("base", "pingp"))],
 )
 def test_options_are_those_of_the_kernel_that_serves(arch, schedules):
-    """Without a word on instructions: where mma.sync serves, its schedules and slices are there."""
+    """Without a named instruction, an arch whose kernel uses mma.sync has that kernel's schedules
+    and slices."""
     portable = arch == "sm_89"
     if portable:
         assert make_plan(AttentionConfig(head_dim=128, schedule="keys"), arch).layout.warps

@@ -1,6 +1,6 @@
 """Mutants of the kernels: the emulator and its checker have to notice nearly every one.
 
-`scripts/mutate.py` judges all of every kernel; here is a sample of some.
+`scripts/mutate.py` judges all mutants of every kernel; this is a sample.
 """
 
 from __future__ import annotations

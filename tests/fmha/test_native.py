@@ -1,7 +1,8 @@
 """The kernel on a GPU of compute capability 9.0 or 10.x: random problems, natively.
 
-Run with --hw. `scripts/soak.py fmha` is the long run of this; each problem runs twice, in a CUDA
-graph, through torch.compile and beside others, with equal bits, and is held against fp64.
+Run with --hw. `scripts/soak.py fmha` is the long run of this. Each problem runs twice, in a CUDA
+graph, through torch.compile and concurrently with others, with equal bits, and is compared with
+fp64.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def test_random_problems_through_torch_compile():
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_more_entries_than_a_grid_is_high(causal):
-    """70,000 packed entries of two tokens, beside fp64."""
+    """70,000 packed entries of two tokens, compared with fp64."""
     generator = torch.Generator("cuda").manual_seed(0)
     shape = (70_000, 2, 2, 64)
     q, k, v = (torch.randn(shape, device="cuda", generator=generator).bfloat16() for _ in range(3))

@@ -1,4 +1,4 @@
-"""Which blocks a CTA computes: all of them once, whoever computes them, with the same bits."""
+"""Blocks that a CTA computes: together all of them once, with the same bits in every order."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_any_number_of_ctas_gives_the_same_bits(name, at_once, monkeypatch):
 
 
 def sections_of(size: int) -> Callable[..., tuple[int, int]]:
-    """So many heads each, where rows differ in length."""
+    """Replace the choice of a section's heads by `size` heads each, if rows differ in length."""
 
     def chosen(arguments, config, *place):
         if config.even_rows:
@@ -71,7 +71,7 @@ def test_other_schedules_give_the_same_bits(seed):
 
 
 def order(case: Case, arch: str = "sm_100a", places: int = 148) -> tuple[int, int]:
-    """Without memory."""
+    """Return the heads of a section, for tensors without memory."""
     options = {name: given for name, given in case.arguments().items() if name != "return_lse"}
     arguments = ATTENTION.arguments(fields_of(*case.inputs("meta"), options))
     return heads_of_section(problem_of(arguments), choose_config(arguments, arch), arch, places)
@@ -98,7 +98,7 @@ def test_heads_follow_each_other_where_blocks_are_as_long(change):
 
 
 def refusal_of(entries: int, tokens: int, **options) -> str:
-    """Return what `attention` says of packed entries without memory, '' where it would launch."""
+    """Return the error of `attention` for packed entries without memory, '' if it would launch."""
     table = {"dtype": torch.int32, "device": "meta"}
     q, k = (torch.empty(tokens, heads, 64, dtype=torch.bfloat16, device="meta") for heads in (8, 2))
     starts = torch.empty(entries + 1, **table)
@@ -112,7 +112,7 @@ def refusal_of(entries: int, tokens: int, **options) -> str:
 
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_90a", "sm_89"])
 def test_entries_are_limited_by_what_a_launch_counts(arch):
-    """The grid has one dimension, of as many CTAs as run at once, whatever is computed."""
+    """The grid has one dimension, with as many CTAs as run at once, for any problem."""
     ctas = {"arch": arch, "causal": True}
     assert not refusal_of(70_000, 70_000, max_seqlen_q=1, **ctas)
     most = (MAX_BLOCKS - 1) // 8
@@ -120,7 +120,7 @@ def test_entries_are_limited_by_what_a_launch_counts(arch):
     assert f"{8 * most + 8} query blocks: {most + 1} entries x 8 heads x 1 blocks" in refusal_of(
         most + 1, 4, max_seqlen_q=1, **ctas
     )
-    assert "Give max_seqlen_q" in refusal_of(70_000, 1 << 20, **ctas)  # as long as all together
+    assert "Give max_seqlen_q" in refusal_of(70_000, 1 << 20, **ctas)  # the sum of all lengths
 
 
 @settings(max_examples=60, deadline=None)

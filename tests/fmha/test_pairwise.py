@@ -1,4 +1,4 @@
-"""Covering arrays: what they promise on small spaces, by brute force, and on the kernel's space."""
+"""Covering arrays: their guarantees on small spaces, by brute force, and on the kernel's space."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_rows_do_not_depend_on_the_process():
 def test_the_matrix_covers_every_allowed_pair():
     assert all(SPACE.allowed(row) and list(row) == list(FACTORS) for row in ROWS)
     covered = set().union(*(pairs_of(row, list(FACTORS)) for row in ROWS))
-    # A pair that SPACE calls impossible has to break a rule whatever the other values are.
+    # A pair that SPACE calls impossible has to break a rule for all other values.
     for (first, values), (second, others) in itertools.combinations(FACTORS.items(), 2):
         for a, b in itertools.product(values, others):
             if ((first, a), (second, b)) not in covered:

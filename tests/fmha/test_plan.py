@@ -1,4 +1,4 @@
-"""The plans of both schedules against numbers derived by hand."""
+"""The plans of both schedules compared with numbers derived by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def plan():
 
 @pytest.mark.parametrize(("schedule", "warps"), [("base", 12), ("pingpong", 16)])
 def test_warps_share_all_registers(schedule, warps):
-    """Up to what setmaxnreg cannot give in steps of 8."""
+    """At most the remainder is unused that setmaxnreg, in steps of 8, cannot assign."""
     roles = make_plan(AttentionConfig(schedule=schedule)).roles
     assert roles.warps == warps
     registers = sum(role.registers * role.threads for role in roles.roles)

@@ -1,4 +1,4 @@
-"""fmha/README.md tells the truth: its plan and its table are today's, its examples run."""
+"""fmha/README.md is true: its plan and its table are current, its examples run."""
 
 from __future__ import annotations
 

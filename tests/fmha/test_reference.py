@@ -1,4 +1,4 @@
-"""The reference against torch's own attention, and against a sum that visits key by key."""
+"""The reference compared with torch's own attention, and with a sum over single keys."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def by_torch(q, k, v, visible):
 
 
 def by_key(q, k, v, b, h, r, **options):
-    """(o, lse, row_max) of one row, one visible key after the other."""
+    """(o, lse, row_max) of one row, summed over its visible keys one by one."""
     n_q, n_k = q.shape[1], k.shape[1]
     n_k = options.get("kv_lens", [n_k] * (b + 1))[b]
     offset = options.get("q_offset", n_k - n_q)
@@ -213,7 +213,7 @@ def judged(found, exact, rounded):
 
 def test_sums_of_a_tensor_core_excuse_no_mistake(monkeypatch):
     q, k, v = inputs(1, 8, 64, (1, 1), torch.float16, (512, 512))
-    q, k = 100 * q.abs(), k.abs()  # scores grow with every product, and so does what is cut off
+    q, k = 100 * q.abs(), k.abs()  # scores grow with every product, as do truncation errors
     exact = reference.definition(q, k, v)
     right = reference.rounded(q, k, v, aligned_sums=True)
     assert judged(right, exact, right) == (True, True)
@@ -246,7 +246,7 @@ def test_sums_of_many_weights_are_cut_off_too(monkeypatch):
 def test_what_a_sink_far_above_leaves_of_a_row_is_flushed():
     q, k, v = inputs(batch=1, sq=1, skv=1, heads=(2, 1))
     q.fill_(0.0)
-    # exp(-75) is normal beside any maximum; exp(-80) is not beside one that lags by 2 ** 15.
+    # exp(-75) is normal with any reference maximum; exp(-80) is not with one that lags by 2 ** 15.
     sinks = {"sinks": torch.tensor([75.0, 80.0])}
     exact, rounded = (f(q, k, v, **sinks) for f in (reference.definition, reference.rounded))
     assert exact.o.all()
@@ -266,4 +266,4 @@ def test_output_dtypes():
     assert dtype_of(normalize=False) == torch.float32
     assert dtype_of(normalize=False, out_dtype=torch.bfloat16) == torch.bfloat16
     sums = reference.rounded(q, k, v, normalize=False, out_dtype=torch.float16).o
-    assert torch.isposinf(sums).any()  # their range is why raw O is fp32 unless asked otherwise
+    assert torch.isposinf(sums).any()  # because of this range raw O is fp32 by default

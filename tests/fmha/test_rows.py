@@ -17,7 +17,7 @@ from lab.tools.place import Place
 from tests.support.rows import changed, each_kind
 
 SUBJECTS = [each for each in family.SUBJECTS if each.name == "fmha.attention"]
-TILES = Case(16, 300, dtype="fp16", rescale_log2=4.0, amplitude=2.0)  # of which maxima lag
+TILES = Case(16, 300, dtype="fp16", rescale_log2=4.0, amplitude=2.0)  # some maxima lag
 
 
 @each_kind(SUBJECTS)
@@ -42,8 +42,8 @@ COLUMN, TOKENS, BEHIND = 5, 256, 250
     [("sm_100a", "bf16"), ("sm_90a", "bf16"), ("sm_90a", "e4m3"), ("sm_89", "bf16")],
 )
 def test_rows_that_do_not_see_a_key(arch, dtype, name):
-    """docs/hidden_keys.md: only its V may matter, times 0, in one column, and only where the query
-    tile of the row reads its key tile."""
+    """docs/hidden_keys.md: of such a key only V may matter, times 0, in one column, and only if the
+    row's query tile reads the key's tile."""
     generator = torch.Generator().manual_seed(0)
     shape = 1, TOKENS, 2, 64
     q, *kv = (torch.randn(shape, generator=generator).to(DTYPES[dtype]) for _ in range(3))

@@ -1,4 +1,4 @@
-"""Scores of any size and sign: the row of attention that they define, on every kind of kernel."""
+"""Scores of any size and sign: every kind of kernel gives the row of attention that they define."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ARCHS = ("sm_100a", "sm_90a", "sm_89")
 
 
 def integers(*shape: int, most: int = 8) -> torch.Tensor:
-    """Small integers: scores are exact, and equal ones are equal in every order of sums."""
+    """Small integers: scores are exact, and equal ones are equal for every order of sums."""
     return torch.randint(-most, most + 1, shape).float()
 
 

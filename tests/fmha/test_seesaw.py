@@ -19,14 +19,14 @@ pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
 DIMS = {"dims": (512, 512)}
 LATENT = {"k_is_v": True, **DIMS}
-# Later tiles of the walk, which comes from the last key, have the larger scores: maxima move in
-# tiles of either warpgroup.
+# The walk starts at the last key and scores grow along it, so maxima move in tiles of both
+# warpgroups.
 GROWING = Case(64, 300, amplitude=8.0, climb=-6.0, **DIMS)
 GROWING_LATENT = dataclasses.replace(GROWING, k_is_v=True)
-# Two blocks of a CTA in turn, the last tiles of which are of one warpgroup and of the other.
+# Two blocks of one CTA; their last tiles belong to different warpgroups.
 BLOCKS = Case(128, 310, (2, 1), causal=True, kv_lens=(300,), pack_heads=False, **DIMS)
 BLOCKS_LATENT = dataclasses.replace(BLOCKS, k_is_v=True)
-# Blocks of one tile, in which nothing else keeps one warpgroup behind the other.
+# Blocks of one tile, in which nothing else orders one warpgroup after the other.
 SHORT = Case(640, 60, (2, 1), ctas=1, pack_heads=False, **DIMS)
 
 

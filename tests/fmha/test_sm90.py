@@ -1,4 +1,4 @@
-"""The Hopper kernel on the problems of the Blackwell kernel, and what is its own."""
+"""The Hopper kernel on the problems of the Blackwell kernel, and on its own."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_every_pair_of_values(case):
     check(case, CHECKED, FRIENDLY)
 
 
-GROWING = Case(130, 640, (1, 1), dims=(128, 128), amplitude=12.0)  # no maximum is the first one
+GROWING = Case(130, 640, (1, 1), dims=(128, 128), amplitude=12.0)  # maxima move between tiles
 
 
 @pytest.mark.parametrize("config", [{"tile_m": 64}, {}, {"schedule": "base"}])
@@ -77,11 +77,12 @@ def test_ctas_share_what_they_fetch(case):
 
 @pytest.mark.parametrize("polynomial", [0, 16])
 def test_weights_beyond_fp32_ask_for_the_maximum(polynomial):
-    """By a polynomial, too: an exponent that runs over into the sign looks like a small weight."""
+    """The polynomial is included: an exponent that overflows into the sign looks like a small
+    weight."""
     check(dataclasses.replace(GROWING, amplitude=300.0, polynomial=polynomial), CHECKED)
 
 
-# Beside a maximum of 0 no weight would be left, and some rows see nothing of the first tile.
+# Relative to a maximum of 0 no weight would be left, and some rows see nothing of the first tile.
 LOW = Case(100, 100, causal=True, tile_n=48, amplitude=0.0, depth=16.0, scale=1.0)
 LOW_E4M3 = dataclasses.replace(LOW, dims=(128, 128), dtype="e4m3", tile_n=64, q_offset=(-16,))
 
@@ -95,7 +96,7 @@ def test_rows_find_their_first_maximum_however_low(case):
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_large_scores_are_as_exact_as_a_tensor_core(dtype):
-    """Its sums of positive products, of which every step cuts something off."""
+    """The tensor core truncates each step's sum; products here are positive, so errors add up."""
     case = Case(8, 64, (1, 1), dims=(512, 512), dtype=dtype, amplitude=400.0)
     q, k, v = case.inputs()
     inputs = q.abs(), k.abs(), v
@@ -108,8 +109,8 @@ def test_large_scores_are_as_exact_as_a_tensor_core(dtype):
 
 
 def test_rows_that_nobody_has_find_no_maximum():
-    """Three heads share tiles, of which 63 of 64 rows are theirs; what lies in the last one, NaN
-    here, must not make the warpgroup compute S again."""
+    """Three heads share tiles with 63 of 64 rows each. The last row's contents, NaN here, must not
+    make the warpgroup compute S again."""
     case = Case(42, 512, (3, 1), 1, pack_heads=True, tile_m=128, amplitude=0.1)
     _, reports = cases.run_reported(case, FRIENDLY, arch=ARCH)
     ((report,),) = (report.launches for report in reports)
@@ -119,7 +120,7 @@ def test_rows_that_nobody_has_find_no_maximum():
 
 
 def test_a_pair_fetches_each_key_once():
-    """Blocks of one CTA, half as tall, fetch each key twice as often."""
+    """Blocks of one CTA have half the rows, and fetch each key twice as often."""
     fetched, q_bytes = [], 2 * 2 * 512 * 64
     for ctas in (1, 2):
         case = Case(512, 640, (2, 2), dims=(64, 64), ctas=ctas, tile_m=128)
@@ -132,7 +133,8 @@ def test_a_pair_fetches_each_key_once():
 LARGE = dataclasses.replace(GROWING, amplitude=60.0, dtype="fp16")
 LENGTHS = Case(100, 200, (1, 1), kv_lens=(150,))
 TRAPS = {
-    # The weights tell when what they refer to is too small; who does not ask overflows.
+    # The weights show if their reference maximum is too small; a kernel that does not check
+    # overflows.
     "asks": (
         LARGE,
         ('if any_of(self.plan.barriers, "warpgroup", lane.team, mine):', "if walk.tiles < 0:"),
@@ -265,7 +267,7 @@ def test_ctas_share_where_it_spares_power(case, ctas):
 
 
 def test_windows_share_tiles_between_heads():
-    """gpt-oss: eight query heads of a KV head, each row of which sees 128 keys."""
+    """gpt-oss: eight query heads per KV head; each row sees 128 keys."""
     q, k = (torch.empty(1, 8192, heads, 64, device="meta").bfloat16() for heads in (64, 8))
     arguments = Arguments(**fields_of(q, k, k, {"causal": True, "window": (127, None)}))
     config = choose_config(arguments, ARCH)

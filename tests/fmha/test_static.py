@@ -1,6 +1,6 @@
-"""What the compiler made of the kernel, what the host asks for, and what TMA fetches.
+"""Compiled code of the kernel, launches that the host requests, and boxes that TMA fetches.
 
-Text facts are read from the PTX; the launch is taken before it runs; boxes are counted by the
+Text facts are read from the PTX; the launch is intercepted before it runs; boxes are counted by the
 emulator and compared with tiles counted from the definition of visibility.
 """
 
@@ -23,7 +23,7 @@ from lab.problems import attention as cases
 from lab.problems.attention import Case
 from ptxemu.host.engine import host_program
 
-# Causal: where at most one tile is masked the compiler peels that loop and drops what is dead.
+# Causal: since at most one tile is masked, the compiler peels that loop and drops dead code.
 CONFIGS = {
     "base": AttentionConfig(right=True, schedule="base"),
     "pingpong": AttentionConfig(right=True, kv_lens=True, schedule="pingpong"),
@@ -31,7 +31,7 @@ CONFIGS = {
     "pair": AttentionConfig(head_dim=256, right=True),
     "pair of halves": AttentionConfig(head_dim=512, right=True),
 }
-# Of each config at least one case runs on the same compiled kernel, or nearly.
+# For each config at least one case runs on the same compiled kernel, or nearly.
 LAUNCHES = {
     "base": Case(130, 300, (2, 1), 2, causal=True, pack_heads=False, schedule="base"),
     "pingpong": Case(300, 200, kv_lens=(190,), causal=True, schedule="pingpong"),
@@ -73,7 +73,8 @@ def plan(config) -> Plan:
 
 
 def test_products_are_issued_once_in_the_text(plan, ptx):
-    """In blocks of K = 16, S with A from shared memory (a descriptor), O with A from where P is."""
+    """Products are issued in blocks of K = 16: S with A from shared memory (a descriptor), O with A
+    from P's memory."""
     layout = plan.layout
     s = layout.k_columns // 16 * layout.q_tiles  # once for all pieces of K
     o = layout.tile_n // 16 * layout.v_pieces * layout.q_tiles
@@ -83,7 +84,7 @@ def test_products_are_issued_once_in_the_text(plan, ptx):
 
 
 def test_copies_of_the_softmax_loop(plan, ptx):
-    """The shrink is one more exponential; a pair by polynomial takes four FMAs more instead of
+    """The shrink is one more exponential; a pair computed by polynomial takes four FMAs instead of
     two."""
     copies = copies_of_a_tile(plan)
     columns = plan.layout.lane_columns
@@ -106,7 +107,7 @@ def test_registers_move_as_the_plan_says_and_none_spill(plan, ptx):
 def test_p_is_published_before_the_row_sum(plan, ptx):
     """The packed additions of the row sum come after the arrival that signals P, in both loops.
 
-    ptxas may still turn them round: what becomes of them is in test_static_sass.py.
+    ptxas may still reorder them; test_static_sass.py checks its result.
     """
     arrivals = re.finditer(
         r"before_thread_sync;(?:(?!mbarrier|tcgen05)[\s\S])*?(mbarrier\.arrive\.shared\S*b64)", ptx
@@ -117,12 +118,13 @@ def test_p_is_published_before_the_row_sum(plan, ptx):
 
 
 def copies_of_a_tile(plan) -> int:
-    """Two loops; where P has fewer exponents than fp32, each has a copy for warps with far rows."""
+    """There are two loops; if P has fewer exponents than fp32, each has a copy for warps with far
+    rows."""
     return 2 if plan.config.softcap or plan.config.keys_dtype == "bf16" else 4
 
 
 def requests_of(case: Case, monkeypatch) -> list:
-    """The launches that the host asks for; none runs."""
+    """Return the launches that the host requests, without running them."""
     found = []
 
     def take(code, pointers, options=None):
@@ -148,7 +150,7 @@ def test_the_launch_asks_for_what_the_plan_says(name, monkeypatch):
 
 
 def test_no_more_ctas_are_asked_for_than_run_at_once(monkeypatch):
-    """A grid of a B200, on which 50 heads of three blocks each do not fit at once."""
+    """A B200 does not run 50 heads of three blocks each at once."""
     (request,) = requests_of(Case(300, 20, (50, 1), pack_heads=False, schedule="base"), monkeypatch)
     assert request.grid == (hw.SMS, 1, 1)
     (request,) = requests_of(Case(600, 20, (50, 1), dims=(256, 256), pack_heads=False), monkeypatch)
@@ -157,7 +159,7 @@ def test_no_more_ctas_are_asked_for_than_run_at_once(monkeypatch):
 
 @pytest.mark.parametrize("case", LOADS, ids=str)
 def test_tma_fetches_tiles_that_a_row_sees_and_no_others(case):
-    """The tile counter of the emulator: boxes of Q per block, boxes of K and V per visible tile."""
+    """The emulator's counter of boxes: boxes of Q per block, boxes of K and V per visible tile."""
     plan = plan_of(case)
     results, reports = cases.run_reported(case, "round-robin")
     ((report,),) = (report.launches for report in reports)
@@ -174,7 +176,7 @@ def test_tma_fetches_tiles_that_a_row_sees_and_no_others(case):
 
 
 def test_a_window_skips_most_tiles():
-    """The cases above do skip: of the 16 key tiles three blocks take few."""
+    """The cases above do skip tiles: three blocks read few of the 16 key tiles."""
     plan = plan_of(SKIPS)
     assert visible_tiles(SKIPS, plan) == [4, 4, 3]
     without_window = dataclasses.replace(SKIPS, window=(None, None), sink_tokens=0)
@@ -182,7 +184,7 @@ def test_a_window_skips_most_tiles():
 
 
 def plan_of(case: Case) -> Plan:
-    """Return the plan of the schedule and the layout that `case` names."""
+    """Return the plan for the schedule and layout of `case`."""
     return make_plan(
         AttentionConfig(
             head_dim=case.dims[0],
@@ -200,8 +202,8 @@ def plan_of(case: Case) -> Plan:
 
 
 def visible_tiles(case: Case, plan: Plan) -> list[int]:
-    """For each block of rows of each entry, the key tiles that it takes: from the first key that
-    a row sees beside the sink tokens, or from the first of the page, without a gap."""
+    """Number of key tiles that each block of rows of each entry reads: from the first key that a
+    row sees (sink tokens aside), or from the first of the page, without a gap."""
     windows = {name: getattr(case, name) for name in ("causal", "window", "q_offset")}
     layout, tile_n = plan.layout, plan.layout.tile_n
     found = []

@@ -1,7 +1,7 @@
-"""What ptxas made of the softmax loop: instructions, spills, and where it publishes.
+"""ptxas' code of the softmax loop: instructions, spills, and when it publishes.
 
-Counted between loop head and back edge, per warp and 128 x 128 tile. The late publish is a trap
-that no result shows: the MMA warp, or the correction warps, wait longer, and that is all.
+Counted between loop head and back edge, per warp and 128 x 128 tile. No result shows a late
+publish: the MMA warp or the correction warps only wait longer.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ SOFTCAP = {**SINK_TOKENS, "softcap": True}
 
 MASKS = (ONE_SIDED, TWO_SIDED, SINK_TOKENS, SOFTCAP)
 
-MUFU_DISTANCE = 8  # cycles from one exponential to the next: what the unit takes
+MUFU_DISTANCE = 8  # cycles from one exponential to the next: the unit's rate
 LATEST_STATISTICS, LATEST_READY = 0.50, 0.94  # shares of the cycles of a tile
-ROW_SUM = 60  # of its 65 packed additions, at least so many behind the arrival that signals P
-ONE_HOT_BLOCK = (20, 60)  # instructions and stalls of what `refer` does for huge scores
+ROW_SUM = 60  # of its 65 packed additions, the minimum after the arrival that signals P
+ONE_HOT_BLOCK = (20, 60)  # instructions and stalls of `refer` for huge scores
 CORRECTION_CHUNK = 16  # columns of O that a correction warp loads and stores at a time
 
 ALL_FIELDS = (
@@ -48,7 +48,7 @@ KERNELS = [
     for dims, schedule in itertools.product(DIMS, ("base", "pingpong"))
     if not (dims[0] > 128 and schedule == "pingpong")
 ]
-# Every mask at the dims that are tuned, one at the others.
+# Every mask at the tuned dims, one at the others.
 LOOPS = [
     (kernel, mask)
     for kernel, mask in itertools.product(KERNELS, MASKS)
@@ -58,7 +58,7 @@ LOOPS = [
 
 @pytest.fixture(scope="module")
 def cubin(tmp_path_factory):
-    """config -> the file with its kernel."""
+    """Write the kernel of a config to a file once, and return its path."""
     folder, known = tmp_path_factory.mktemp("cubins"), {}
 
     def write(config: AttentionConfig):
@@ -94,7 +94,7 @@ def test_softmax_loops(cubin, kernel, mask):
     config = config_of(kernel, mask)
     figures, layout = _softmax_sass.static(cubin(config)), Layout(config)
     assert (figures.stack, figures.spills) == (0, 0)
-    # Two copies, each whole: nothing rolled up inside them, split off, or left in straight code.
+    # Two copies, each complete: no nested loop inside, no part split off, none in straight code.
     assert sorted(loop.masked for loop in figures.loops) == [False, True]
     assert [loop.nested for loop in figures.loops] == [(), ()]
     assert figures.outside == 0
@@ -108,7 +108,8 @@ def test_softmax_loops(cubin, kernel, mask):
 
 
 def check_correction(figures: _softmax_sass.Static, layout: Layout) -> None:
-    """One loop over tiles corrects O of all query tiles; what is around it ends a block."""
+    """The correction has one loop over tiles, for O of all query tiles; the code around it ends a
+    block."""
     work = min(figures.others.values(), key=lambda opcodes: opcodes["LDTM"])
     chunks = layout.q_tiles * layout.config.v_dim // layout.halves // CORRECTION_CHUNK
     assert work == {"LDTM": chunks, "STTM": chunks}
@@ -123,11 +124,11 @@ def check_work(loop: _softmax_sass.SoftmaxLoop, layout: Layout) -> None:
 
 
 def budget(layout: Layout, masked: bool) -> tuple[float, float]:
-    """(instructions, cycles that the stall counts ask for) of a tile, at most.
+    """Return the most (instructions, stall cycles of the control words) of a tile.
 
-    128 columns: of each pair that goes through the polynomial eight instructions more and two
-    exponentials fewer; the mask; the softcap. A pair of halves has 64 columns. The block for rows
-    of huge scores counts, which is passed over.
+    128 columns: each pair computed by polynomial adds eight instructions and saves two
+    exponentials; the mask and the softcap add more. A pair of halves has 64 columns. The block for
+    rows of huge scores counts, although it is skipped.
     """
     shared = layout.exp2_share / EXP2_PAIRS
     instructions = 455 + 560 * shared + (195 if masked else 0)
@@ -140,9 +141,9 @@ def budget(layout: Layout, masked: bool) -> tuple[float, float]:
 
 
 def check_publishes(loop: _softmax_sass.SoftmaxLoop, layout: Layout) -> None:
-    """Early statistics, and P before the row sum.
+    """Statistics are published early, and P before the row sum.
 
-    A softcap needs the MUFU before them, and leaves it to the first exponentials while they wait.
+    A softcap uses the MUFU before them, and leaves it to the first exponentials while they wait.
     """
     places = loop.publishes()
     assert places.adds_after >= ROW_SUM // layout.halves
@@ -158,8 +159,9 @@ NARROW = [((64, 0), "base"), ((64, 0), "pingpong"), ((128, 0), "pingpong")]
     ("kernel", "keys"), [*itertools.product(NARROW, (64, 80, 96, 112))], ids=name
 )
 def test_tiles_of_a_window(cubin, kernel, keys):
-    """What windows choose; for that of gpt-oss, with eight heads in a tile, 80 keys. ptxas keeps
-    exponentials of 80, 96 and 112 columns 10 cycles apart, whatever stands around them."""
+    """Tiles that the rules choose for windows; for gpt-oss, with eight heads in a tile, 80 keys.
+    ptxas keeps exponentials of 80, 96 and 112 columns 10 cycles apart, whatever the code around
+    them."""
     shared = {**TWO_SIDED, "sinks": True, "group": 8, "tile_n": keys}
     figures = _softmax_sass.static(cubin(config_of(kernel, shared)))
     assert (figures.stack, figures.spills) == (0, 0)
@@ -170,7 +172,7 @@ def test_tiles_of_a_window(cubin, kernel, keys):
 
 @pytest.mark.parametrize(("kernel", "fields"), [*itertools.product(KERNELS, ALL_FIELDS)], ids=name)
 def test_no_config_spills(cubin, kernel, fields):
-    """The stack is where registers spill to."""
+    """Registers spill to the stack."""
     (usage,) = resources(cubin(config_of(kernel, fields)))
     assert usage.stack == 0
 
@@ -182,7 +184,7 @@ FP8_KERNELS = [kernel for kernel in (*KERNELS, ((192, 128), "pingpong")) if kern
 @pytest.mark.parametrize("form", FP8, ids=("e4m3", "two terms"))
 @pytest.mark.parametrize("kernel", FP8_KERNELS, ids=name)
 def test_products_of_e4m3(cubin, kernel, form):
-    """Neither the split of Q nor scales cost the softmax registers, or its loop instructions."""
+    """Neither the split of Q nor scales cost softmax registers or instructions in its loop."""
     config = config_of(kernel, {**ONE_SIDED, **form, "k_scale": True, "v_scale": True})
     figures, layout = _softmax_sass.static(cubin(config)), Layout(config)
     assert (figures.stack, figures.spills, figures.outside) == (0, 0, 0)

@@ -1,4 +1,4 @@
-"""What ptxas made of the products of the Hopper kernel: they overlap, and nothing spills."""
+"""ptxas' code of the Hopper kernel's products: they overlap, and nothing spills."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KINDS = {
     "e4m3, scales": {"right": True, "dtype": "e4m3", "q_scale": True, **SCALES},
     "bf16 by e4m3, scales": {"right": True, "kv_dtype": "e4m3", **SCALES},
 }
-# Too few registers (C7511); who issues products as they come is not serialised there.
+# Too few registers (C7511); a kernel that issues products as they come is not serialised there.
 SERIALISED = {(96, "e4m3"), (96, "bf16 by e4m3")}
 
 

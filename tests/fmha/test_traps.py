@@ -1,7 +1,7 @@
 """The functional traps of the design: for each, the kernel without its cure has to be noticed.
 
-A cure is a few words of the source. Each test takes them out of a copy of the file, compiles that,
-and expects wrong numbers, a deadlock or a refusal under some schedule; the kernel as it is passes
+A cure is a few words of the source. Each test removes them from a copy of the file, compiles that,
+and expects wrong numbers, a deadlock or a refusal under some schedule; the unchanged kernel passes
 under all of them. (Publishing late costs time, not correctness: a static test.)
 """
 
@@ -40,7 +40,7 @@ def moving(kind: str) -> Case:
 
 
 def noticed(case: Case, policies: tuple = POLICIES) -> str:
-    """What was noticed first, under one policy or another; nothing where all is right."""
+    """Return the first verdict that is not "right" over the policies, or ''."""
     verdicts = (_verdict(case, policy) for policy in policies)
     return next((verdict for verdict in verdicts if verdict != "right"), "")
 
@@ -71,8 +71,8 @@ def test_the_kernel_as_it_is_passes(kind):
     assert not noticed(moving(kind), (*POLICIES, *CHECKED))
 
 
-# A kernel that keeps the registers of its first S until others have overwritten it, and returns
-# O = 0 where they are not what they were. Only waiting for loads makes that safe.
+# A kernel that keeps the registers of its first S until S has been overwritten in TMEM, and returns
+# O = 0 if they differ from what they were. Only waiting for loads makes that safe.
 _BLOCK_BEGINS = "            row_max, row_sum, shift = -Float32.inf, Float32(0.0), Float32(0.0)\n"
 _BLOCK_ENDS = "            if cutlass.const_expr(plan.layout.halves == 2):\n"
 _KEEP_FIRST_S = (
@@ -99,7 +99,7 @@ _KEEP_FIRST_S = (
 @BOTH_SCHEDULES
 @BROKEN_AND_CURED
 def test_registers_of_s_have_arrived_when_s_is_given_away(changed, schedule, cured):
-    # Small scores: nothing is rescaled, which waits for loads as well.
+    # Scores are small, so nothing is rescaled; rescaling would wait for loads as well.
     case = Case(130, 640, schedule=schedule)
     removal = () if cured else (("        tmem.wait_loads()\n", ""),)
     changed(softmax, [kernel], "Softmax", *removal, *_KEEP_FIRST_S)
@@ -107,7 +107,7 @@ def test_registers_of_s_have_arrived_when_s_is_given_away(changed, schedule, cur
 
 
 def test_p_in_shared_memory_waits_for_the_product_before(changed):
-    """P has one buffer."""
+    """There is one buffer of P."""
     wait = "lane.pipes.o.wait(step.o_state, q_tile)  # the P V before has read the one buffer of P"
     changed(softmax, [kernel], "Softmax", (wait, "pass"))
     assert noticed(moving("pair of halves"))
@@ -123,7 +123,7 @@ def test_p_in_shared_memory_is_fenced_for_the_tensor_core(changed):
 RESCALE = "                    rescale_output(plan, lanes[q_tile], acc_scale)\n"
 
 
-# P in parts has two S buffers: the S whose maximum moved was made behind the last product.
+# With P in parts there are two S buffers: the S whose maximum moved follows the last product.
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "P in parts"])
 def test_o_is_not_rescaled_before_the_last_product_is_done(changed, kind):
     wait = "                    pipes.o.wait(o_state, q_tile)\n" + RESCALE
@@ -148,7 +148,7 @@ def test_no_product_starts_before_the_last_columns_of_p_are_there(changed):
     assert noticed(moving("P in parts"), CHECKED)
 
 
-# Three blocks of a CTA, none of which waits for all that the one before has begun.
+# Three blocks of a CTA; none waits for all work that the previous one started.
 SUCCESSION = Case(130, 300, (5, 1), causal=True, schedule="base", pack_heads=False)
 
 
@@ -178,7 +178,7 @@ def test_a_block_waits_for_the_one_before(changed, module, name, wait):
 )  # fmt: skip
 def test_a_fully_masked_tile_makes_no_nan(changed, name, cure, uncured, fields):
     """The walk begins at the last tile, of which the first rows see nothing: their maximum is still
-    -inf when they meet only keys that score -inf."""
+    -inf if all their keys score -inf."""
     case = Case(130, 200, causal=True, **fields)
     assert not noticed(case)
     changed(online_softmax, [softmax], name, (cure, uncured))
@@ -195,7 +195,7 @@ def test_nan_in_values_past_a_length_stays_there(changed, schedule):
 
 
 def test_raw_output_of_fp16_does_not_overflow():
-    """Its cure is the default out_dtype, fp32."""
+    """The cure is the default out_dtype, fp32."""
     q, k, v = Case(8, 300, dtype="fp16").inputs()
     v.fill_(60000.0)
     raw, lse, row_max = cases.attention(q, k, v, normalize=False)

@@ -1,6 +1,6 @@
 """Attention of 2048 and 4096 tokens in the emulator, under the checker: a layer (make sweep).
 
-Its time is part of the test, so that the emulator stays quick enough for sizes of models.
+Its time is part of the test, so that the emulator stays fast enough for model sizes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kernelkit.plan import hw
 from lab.problems import attention as cases
 from ptxemu import Options
 
-CASES = {  # with the CPU seconds of this process, the kernel's compilation among them
+CASES = {  # with the CPU seconds of this process, including the kernel's compilation
     "a causal head of 4096 tokens": (
         cases.Case(4096, 4096, causal=True, dims=(128, 128)), 90.0,
     ),
@@ -26,7 +26,7 @@ CASES = {  # with the CPU seconds of this process, the kernel's compilation amon
 @pytest.mark.usefixtures("poisoned_outputs")
 @pytest.mark.parametrize("name", CASES)
 def test_a_layer(name, at_once):
-    """On as many CTAs as a B200 has SMs."""
+    """The emulated GPU has as many SMs as a B200."""
     case, most = CASES[name]
     at_once(hw.SMS)
     begin = time.process_time()

@@ -1,4 +1,4 @@
-"""Decode problems run in the emulator, and judged."""
+"""Run and judge decode problems in the emulator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FRIENDLY = Options(policy="round-robin", limit=PATIENCE)
 
 @contextmanager
 def watched(schedule: Options) -> Iterator[None]:
-    """Within the block the emulator launches by `schedule`, and finds nothing."""
+    """Within the block the emulator launches by `schedule`, and the checker must report nothing."""
     with emulation(schedule) as active:
         yield
     for report in active.reports:
@@ -31,20 +31,21 @@ def watched(schedule: Options) -> Iterator[None]:
 def run(
     case: Case, arch: str, schedule: Options = FRIENDLY, **changes: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(O, LSE) of the kernel in the emulator. changes: of decode's arguments."""
+    """Return (O, LSE) of the kernel in the emulator. changes: replaced arguments of decode."""
     arguments = case.options() | case.launch_options(arch) | changes
     with watched(schedule):
         return decode(*case.inputs(), return_lse=True, **arguments)
 
 
 def expect(reports: Sequence[tolerance.Report]) -> None:
-    """All within tolerance."""
+    """Assert that all are within tolerance."""
     for report in reports:
         assert report.ok, str(report)
 
 
 def check(case: Case, arch: str, *schedules: Options) -> tuple[torch.Tensor, torch.Tensor]:
-    """The results, which are right, and have the same bits in every schedule."""
+    """Return the results, after checking that they are right and have equal bits in every
+    schedule."""
     results = run(case, arch, schedules[0])
     expect(judge(case, arch, results))
     for schedule in schedules[1:]:

@@ -1,9 +1,9 @@
-"""The space of decode problems: its factors, which of them go together, and rows as Cases.
+"""The space of decode problems: its factors, which values combine, and rows as Cases.
 
-MATRIX covers every allowed pair of values of two factors (`tests.support.pairwise`), SECOND has
+MATRIX covers every allowed pair of values of two factors (`tests.support.pairwise`). SECOND has
 another problem for each of its kernels; QUICK are cheap ones from the beginning of the array.
-GROUPS, BORDERS and EDGES are many problems for few kernels: rows of a KV head, lengths around
-borders of tiles, and where masks meet.
+GROUPS, BORDERS and EDGES are many problems for few kernels: rows of a KV head, lengths around tile
+boundaries, and masks that meet.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from lab.problems.decode import Case
 from tests.support.pairwise import Rule, Space, covering
 
-SIZES = {  # keys of each entry; where all have one length, it is the first
+SIZES = {  # keys of each entry; a layout with one length for all uses the first
     "one": (1,),
     "few": (5, 3, 0),
     "borders": (128, 127, 129),
@@ -76,7 +76,7 @@ SPACE = Space(
 
 
 def case_of(row: Mapping[str, Any]) -> Case:
-    """The problem that a row of the space names."""
+    """Return the problem of a row of the space."""
     kv_dtype, scales = KV[row["kv"]]
     return Case(
         SIZES[row["size"]],
@@ -103,12 +103,12 @@ ROWS = covering(SPACE)
 
 
 def work_of(case: Case) -> int:
-    """What the emulator has to do, about."""
+    """Approximate work for the emulator."""
     return sum(case.lengths) * case.heads[0] * case.tokens * case.head_dim
 
 
 def _second_problem(number: int) -> dict[str, Any]:
-    """Row `number` with the runtime values of another one: a problem for the same kernel."""
+    """Row `number` with the runtime values of another row: a second problem for the same kernel."""
     other = ROWS[(number + len(ROWS) // 2) % len(ROWS)]
     return ROWS[number] | {name: other[name] for name in ("size", "kv_heads", "amplitude")}
 
@@ -117,7 +117,7 @@ MATRIX = tuple(map(case_of, ROWS))
 QUICK = sorted(MATRIX[: 3 * QUICK_ROWS], key=work_of)[:QUICK_ROWS]
 SECOND = tuple(case_of(_second_problem(number)) for number in range(len(ROWS)))
 
-# Rows of a KV head: fewer than a tile of columns, as many, more than a CTA holds.
+# Rows of a KV head: fewer than a tile's columns, equal, and more than a CTA holds.
 GROUPS = (
     *(Case((150, 20), (group * 2, 2), cluster=2) for group in (1, 3, 8)),
     *(Case((150, 20), (group, 1), cluster=2) for group in (5, 16, 24)),
@@ -131,12 +131,12 @@ BORDERS = tuple(
     replace(
         _BORDER,
         lens=tuple(max(border + step, 0) for step in (-1, 0, 1)),
-        # Weights under another number than their maximum are no numbers.
+        # Weights relative to a number other than their maximum would overflow.
         amplitude=64.0 if border == 128 else 1.0,
     )
     for border in (0, 16, 64, 128, 256, 512, 1024)
 )
-# One kernel with every mask: where windows, sink tokens, lengths and positions meet and do not.
+# One kernel with every mask, for windows, sink tokens, lengths and positions that meet or do not.
 _EVERY_MASK = Case((900, 130, 0), (6, 2), 3, head_dim=64, sinks=True, cluster=4)
 EDGES = tuple(
     replace(_EVERY_MASK, window=window, sink_tokens=first, lens=lens)

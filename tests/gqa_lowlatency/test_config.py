@@ -1,4 +1,4 @@
-"""DecodeConfig refuses by value and limit; the choice of the cluster follows its rule."""
+"""DecodeConfig's errors name value and limit; the cluster is chosen by its rule."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_the_choice_of_a_cluster(arch, keys, clusters, invariant, at_once):
 
 
 def at_once(ctas):
-    """On a GPU that runs so many CTAs at the same time."""
+    """Options of a GPU that runs `ctas` CTAs at the same time."""
     return {"co_scheduled": lambda width: ctas // width}
 
 
@@ -119,15 +119,15 @@ WIDTHS = [
     ("sm_90a", 0, 1, {}, 1),
     ("sm_100a", 8192, 8, {}, 16),
     ("sm_100a", 8192, 64, {}, 2),
-    # No wider than what runs at once.
+    # The cluster is no wider than what runs at once.
     ("sm_90a", 8192, 15, at_once(120), 8),
     ("sm_90a", 8192, 16, at_once(120), 4),
     ("sm_90a", 8192, 30, at_once(120), 4),
     ("sm_90a", 8192, 31, at_once(120), 2),
     ("sm_90a", 8192, 61, at_once(120), 1),
-    # Bits that must not depend on the batch depend on no limit of it either.
+    # Batch-invariant bits do not depend on a limit of the batch either.
     ("sm_90a", 8192, 61, at_once(0) | {"batch_invariant": True}, 8),
-    # Many clusters of long shares are cut in two.
+    # Many clusters with long shares are halved.
     ("sm_90a", 8192, 132, at_once(132), 1),
     ("sm_90a", 8192, 133, at_once(132), 2),
     ("sm_90a", 8192, 512, at_once(132), 2),
@@ -152,7 +152,7 @@ def test_the_width_of_a_cluster(arch, keys, clusters, options, expected):
         ("sm_90a", 65536, 4, 8, 4),
         ("sm_90a", 65536, 8, 8, 1),  # half of the SMs have work already
         ("sm_90a", 8191, 1, 8, 1),
-        ("sm_90a", 65536, 1, 4, 1),  # a narrower cluster was wished for
+        ("sm_90a", 65536, 1, 4, 1),  # a narrower cluster was requested
         ("sm_100a", 65536, 1, 16, 9),
     ],
 )
@@ -197,8 +197,8 @@ def test_long_shares_in_e4m3_take_steps_of_32_keys(keys, group, head_dim, fp8, s
 
 
 def test_wishes_of_warps_and_steps_suit_each_other():
-    """Sixteen warps hold no scores of 32 keys beside 128 dims: 6 spills. Steps of 16, wished for,
-    are those that are there by default."""
+    """Sixteen warps cannot hold scores of 32 keys with 128 dims: 6 spills. Steps of 16, if
+    requested, are the default ones."""
     target, given = Target("emulate", "sm_90a"), {}
     for head_dim in (64, 128):
         q = torch.zeros(1, 8, head_dim).bfloat16()
@@ -265,12 +265,13 @@ def test_two_grids_share_sms_where_one_leaves_half_of_them(arch, ctas, most, alo
 
 
 def test_the_depth_of_a_ring_of_hopper():
-    """bf16 of 128 columns: 4 KB for 16 keys of K or V; 8 columns of 8 CTAs are 4 KB of mailbox."""
+    """bf16 with 128 columns: 4 KB for 16 keys of K or V; 8 columns of 8 CTAs are 4 KB of
+    mailbox."""
     config = DecodeConfig(cluster=8)
     assert [PortablePlan(replace(config, warps=w)).slots for w in (4, 8, 16)] == [6, 3, 2]
     wide = replace(config, alone=True)
     assert [PortablePlan(replace(wide, warps=w)).slots for w in (4, 8, 16)] == [8, 4, 2]
-    shallow = replace(wide, stages=2, pdl=True)  # deep enough or not, no two are on an SM
+    shallow = replace(wide, stages=2, pdl=True)  # two CTAs fit on no SM, with either depth
     assert 113 * 1024 < PortablePlan(shallow).smem_bytes <= 114 * 1024
     assert PortablePlan(replace(shallow, pdl=False)).smem_bytes < 80 * 1024
     assert PortablePlan(replace(config, stages=5)).slots == 5

@@ -1,4 +1,4 @@
-"""Decode over the whole accepted range of its numbers, beside the definition in fp64."""
+"""Decode over the whole accepted range of its numbers, compared with the definition in fp64."""
 
 from __future__ import annotations
 

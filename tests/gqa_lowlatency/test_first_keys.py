@@ -1,4 +1,4 @@
-"""Entries that begin behind the first key of their cache, such as prompts with pads on the left."""
+"""Entries that begin after the first key of their cache, such as prompts with pads on the left."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
 CHECKED = Options(policy="round-robin", check=True, limit=PATIENCE)
 ADVERSARIAL = Options(policy="adversarial", seed=1, limit=PATIENCE)
-# None of an entry's keys, one, a tile and one, all; a first key behind the last one.
+# Hidden keys: none, a tile and one more, a tile, all; and a first key after the last one.
 ENDS = {"lens": (300, 130, 257, 64, 40), "firsts": (0, 129, 128, 64, 90)}
 CASES = [
     Case(**ENDS),
@@ -34,7 +34,7 @@ def test_it_is_as_if_they_were_not_there(case, arch):
 
 
 def test_bits_are_those_of_the_same_keys_alone():
-    """A first key at the beginning of a tile: what lies before it changes nothing."""
+    """The first key begins a tile: keys before it change nothing."""
     q, k, v = (torch.randn(2, n, 1, 64).bfloat16() for n in (1, 300, 300))
     first = torch.full((2,), 128, dtype=torch.int32)
     alone = decode(q, k[:, 128:], v[:, 128:], arch="sm_90a")
@@ -71,7 +71,7 @@ def test_not_with_the_first_keys_of_a_window():
 
 
 def test_a_row_that_looks_before_it_is_noticed(changed):
-    """In the tile with the first key no score before it may count."""
+    """Scores before the first key must not count in that key's tile."""
     words = "seen & inside", "seen"
     changed(split, [stream], "row_sees", words)
     case = CASES[0]

@@ -1,4 +1,4 @@
-"""Calls of decode that cannot be: a named error, or the right result."""
+"""Invalid calls of decode: an error that names the argument, or the right result."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ CALLS = [
     hostile(call(causal=1), "causal is 1"),
     hostile(call(causal=np.bool_(True)), "causal is np.True_"),
     hostile(call(window="12"), "window '12'"),
-    hostile(call(window=-1), "window left -1"),
+    hostile(call(window=-2), "window left -2"),
     hostile(call(window=(1, 2, 3)), "window"),
     hostile(call(window=math.nan), "window nan"),
     hostile(call(window=1 << 70), "window_left 1180591620717411303424"),
@@ -136,7 +136,7 @@ def test_no_keys_at_all_are_no_error():
 
 
 def test_without_lengths_the_last_token_stands_at_the_end_of_the_cache():
-    """What a cache that is not full needs lengths for: the same call with and without them."""
+    """A call with and one without lengths show why a partly filled cache needs them."""
     torch.manual_seed(0)
     k = torch.randn(1, 64, 1, 16).bfloat16()
     q = torch.randn(1, 2, 1, 16).bfloat16()

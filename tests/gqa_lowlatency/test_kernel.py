@@ -1,7 +1,7 @@
-"""The kernels, through the API and the emulator, against the fp64 definition.
+"""The kernels, through the API and the emulator, compared with the fp64 definition.
 
-One list of problems for every architecture. The checker listens, the bits must not depend on the
-schedule, and what the kernel leaves unwritten would be NaN.
+One list of problems serves every architecture. The checker is on, the bits must not depend on the
+schedule, and elements that the kernel leaves unwritten would be NaN.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def test_every_value_of_many_factors(arch, case):
 
 @pytest.mark.parametrize(("arch", "case"), on_every_arch(MATRIX))
 def test_every_pair_of_values(arch, case):
-    """Round-robin shows the checker what it needs; adversarial costs up to fifty times that."""
+    """Round-robin is enough for the checker; the adversarial schedule costs up to fifty times as
+    much."""
     check_once(case, arch)
 
 
@@ -105,8 +106,8 @@ INVARIANT = Case((700, 77, 300, 0, 128), (8, 2), 2, head_dim=64, batch_invariant
 
 @each_arch
 def test_an_entry_does_not_know_its_batch(arch, monkeypatch):
-    """Alone, in another order, beside longer ones: the bits are the same at one max_kv_len."""
-    small = dataclasses.replace(MACHINES[arch], sms=16)  # which a batch fills with fewer CTAs each
+    """Alone, in another order, or with longer entries: the bits are the same for one max_kv_len."""
+    small = dataclasses.replace(MACHINES[arch], sms=16)  # a batch leaves fewer CTAs per entry
     monkeypatch.setitem(MACHINES, arch, small)
     q, k, v = INVARIANT.inputs()
     options = INVARIANT.options() | INVARIANT.launch_options(arch) | {"max_kv_len": 730}
@@ -127,7 +128,7 @@ def test_an_entry_does_not_know_its_batch(arch, monkeypatch):
 
 @each_arch
 def test_the_cluster_changes_rounding_alone(arch):
-    """Every number of CTAs and owners finds the same answer, and all of them all of it."""
+    """Every number of CTAs and owners gives the same result, and every owner writes its part."""
     for cluster, owners in ((1, 0), (2, 1), (4, 2), (8, 0), (16, 4)):
         tuning = (("owners", owners),)
         check(dataclasses.replace(STEADY, cluster=cluster, tuning=tuning), arch)
@@ -138,7 +139,7 @@ SHARED = Case((1300, 130, 0), (8, 2), 2, head_dim=64, cluster=2, sinks=True, par
 
 @each_arch
 def test_clusters_that_share_a_head_leave_their_workspace_as_they_found_it(arch, monkeypatch):
-    """Entries with fewer tiles than parts, or none; the same bits at every launch."""
+    """Some entries have fewer tiles than parts, or none; every launch gives the same bits."""
     made = []
 
     def remembered(*given):
@@ -164,8 +165,8 @@ def test_clusters_that_share_a_head_leave_their_workspace_as_they_found_it(arch,
 @each_arch
 @pytest.mark.parametrize(("sink", "heads"), [(-math.inf, 1), (-200.0, 1), (90.0, 1), (90.0, 8)])
 def test_extreme_sinks(arch, sink, heads):
-    """-inf is no sink at all; a sink far above every score leaves O its relative precision, until
-    what is left is subnormal."""
+    """-inf is no sink at all; with a sink far above every score O keeps its relative precision,
+    until the remaining weight is subnormal."""
     sinks = torch.full((8,), 0.5)
     sinks[-heads:] = sink
     results = cases.run(STEADY, arch, sinks=sinks)
@@ -174,7 +175,7 @@ def test_extreme_sinks(arch, sink, heads):
 
 @each_arch
 def test_keys_may_be_values_and_heads_may_come_last(arch):
-    """One tensor for K and V, its tokens in front of its heads; q is a slice of a wider one."""
+    """K and V are one tensor, with tokens before heads; q is a slice of a wider one."""
     generator = torch.Generator().manual_seed(0)
     wide = torch.randn((2, 3, 24, 64), generator=generator).bfloat16()
     cache = torch.randn((2, 200, 2, 64), generator=generator).bfloat16()
@@ -204,7 +205,7 @@ WRONG = {
 @each_arch
 @pytest.mark.parametrize("name", WRONG)
 def test_the_judge_tells_another_problem_from_this_one(arch, name):
-    """What a kernel with one mistake would return, judged; nothing is compiled."""
+    """Judge the result that a kernel with one mistake would return; nothing is compiled."""
     q, k, v = JUDGED.inputs()
     k, v = (torch.where(t.float().isnan(), torch.zeros(()), t.float()).to(t.dtype) for t in (k, v))
     for change, expected in (({}, True), (WRONG[name], False)):
@@ -217,9 +218,9 @@ def test_the_judge_tells_another_problem_from_this_one(arch, name):
 @each_arch
 @pytest.mark.parametrize(("pdl", "full"), [("pdl", False), ("ready", False), ("ready", True)])
 def test_a_dependent_launch_does_not_overtake_the_one_before(arch, pdl, full, monkeypatch):
-    """Two steps into the same outputs: what has no keys to wait for waits all the same.
+    """Two steps write the same outputs: an entry without keys must wait, too.
 
-    full: launched as if the grid took most SMs.
+    full: launch as if the grid took most SMs.
     """
     monkeypatch.setattr(choose, "most_sms", lambda *_: full)
     case = Case((140, 0), (8, 1), head_dim=64, pdl=pdl)

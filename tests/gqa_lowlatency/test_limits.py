@@ -1,5 +1,5 @@
-"""Where a check draws a line, the machine draws it too: on one side a config runs, on the other,
-forced past the check, ptxemu or the DSL refuses it.
+"""The limits of the checks are those of the machine. A config inside a limit runs; one outside,
+with the check disabled, is refused by ptxemu or the DSL.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from tests.gqa_lowlatency import cases
 from tests.gqa_lowlatency.test_kernel import each_arch
 
 HOPPER = "sm_90a"
-# 64 columns of O for each of 16 CTAs: their mailboxes grow as owners become fewer.
+# 64 columns of O for each of 16 CTAs: mailboxes grow as the number of owners falls.
 WIDE = Case((40,), (64, 1), head_dim=64, cluster=16, tuning=(("owners", 4),))
 
 
 @pytest.fixture
 def forced(monkeypatch):
-    """From here on nothing refuses a config."""
+    """Disable the check of configs."""
     monkeypatch.setattr(gqa_lowlatency.launch, "check_config", lambda config, arch: None)
 
 
 def attend(case: Case, arch: str) -> None:
-    """The result has to be right."""
+    """Run a case; its result has to be right."""
     cases.check(case, arch, cases.FRIENDLY)
 
 
@@ -55,7 +55,7 @@ def test_clusters_of_more_than_16(arch, forced, monkeypatch):
 
 @each_arch
 def test_the_smallest_pages(arch):
-    """A line a page."""
+    """A page of one row is one line."""
     for size in (1, 2, 4, 8):
         attend(Case((37, 0, 20), (4, 2), head_dim=64, keys=size), arch)
 
@@ -74,13 +74,14 @@ PAGES = [*product((HOPPER, "sm_100a", "sm_89"), (256, 528, 48, 17))]
     ids=["lengths", "a window", "first keys"],
 )
 def test_pages_of_any_number_of_rows(arch, size, case):
-    """Those of hybrid models too, such as 528 = 33 x 16; pages that no token sees do not exist."""
+    """Pages of hybrid models are included, such as 528 = 33 x 16; pages that no token sees are
+    absent."""
     attend(replace(case, keys=size), arch)
 
 
 @pytest.mark.parametrize("arch", [HOPPER, "sm_100a", "sm_89"])
 def test_pages_may_lie_apart(arch):
-    """K and V in turns, page by page, which no other shape of the same memory is."""
+    """K and V alternate page by page, so no other shape of the same memory is equivalent."""
     generator = torch.Generator().manual_seed(0)
     pool = torch.randn((5, 2, 528, 1, 64), generator=generator).half()
     q = torch.randn((2, 1, 2, 64), generator=generator).half()
@@ -93,13 +94,14 @@ def test_pages_may_lie_apart(arch):
 
 @each_arch
 def test_more_query_rows_than_a_cta_holds(arch):
-    """All heads on one KV head, 8 tokens: 256 rows, which take CTAs beside each other."""
+    """All heads on one KV head, 8 tokens: 256 rows, which several CTAs share."""
     attend(Case((130, 9), (32, 1), 8, head_dim=128), arch)
 
 
 @each_arch
 def test_a_launch_serves_any_length_up_to_the_capacity(arch):
-    """max_kv_len chooses the cluster; tiles are dealt by the lengths that the device reads."""
+    """max_kv_len determines the cluster; tiles are distributed by the lengths that the device
+    reads."""
     case = Case((700, 1, 130), (4, 2), head_dim=64)
     for bound in (700, 737):
         results = cases.run(case, arch, max_kv_len=bound)
@@ -108,7 +110,7 @@ def test_a_launch_serves_any_length_up_to_the_capacity(arch):
 
 @each_arch
 def test_strides_beyond_two_gigabytes(arch):
-    """A view of few keys, far apart: addresses take 64 bits."""
+    """A view of few keys, far apart, needs 64-bit addresses."""
     far = 3 << 29  # elements of 2 bytes
     generator = torch.Generator().manual_seed(0)
     q = torch.randn((2, 1, 2, 64), generator=generator).half()

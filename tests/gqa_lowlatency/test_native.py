@@ -1,4 +1,5 @@
-"""The same cases on a GPU of compute capability 9.0 or 10.x, and what only a GPU can show.
+"""Problems of the emulator's tests on a GPU of compute capability 9.0 or 10.x, and properties that
+only a GPU shows.
 
 Run with --hw: results, plans, streams, equal bits, and graphs that are captured once and replayed
 at other lengths. `scripts/soak.py gqa` runs thousands of random problems.
@@ -31,7 +32,7 @@ def check(case: Case, results) -> None:
 
 
 def check_here(inputs, options, results) -> None:
-    """On the GPU; options: of the reference. fp32 is held to its own precision."""
+    """Judge results of the GPU with the reference's `options`; fp32 has its own tolerance."""
     options = {"arch": arch_here(), **options}
     cases.expect(verdicts(inputs, options, results, results[0].dtype))
 
@@ -71,7 +72,7 @@ def test_a_kept_step_follows_streams_and_tensors():
     others = STEP.inputs("cuda")
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    for wait in (False, True):  # the second call finds the step of the first
+    for wait in (False, True):  # the second call finds the first one's recorded step
         with torch.cuda.stream(side):
             if wait:
                 torch.cuda._sleep(50_000_000)
@@ -102,7 +103,7 @@ def test_a_captured_graph_is_right_at_any_length(keys):
 
 
 def test_bits_do_not_change():
-    """From run to run, and with what else is in the batch."""
+    """Bits depend neither on the run nor on other entries of the batch."""
     case = Case((5000, 1, 4999, 0, 129, 2500, 700), (64, 8), batch_invariant=True)
     (q, k, v), options = case.inputs("cuda"), options_of(case)
     lens = options.pop("kv_lens")

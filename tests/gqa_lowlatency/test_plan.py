@@ -1,4 +1,4 @@
-"""What is special about plans and repeated steps of decode; tests/kernelkit has what all share."""
+"""Plans and repeated steps specific to decode; tests/kernelkit tests what all families share."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ E4M3, ARCH = torch.float8_e4m3fn, {"arch": "sm_90a"}
 
 @pytest.fixture
 def launched(monkeypatch):
-    """What would be launched on a GPU of compute capability 9.0: one kernel each time that a call
-    goes the whole way down.
+    """Launches on a simulated GPU of compute capability 9.0: one kernel for each call that takes no
+    shortcut.
 
     kinds: addresses of tensors and tables, numbers, the stream.
     """
@@ -56,7 +56,7 @@ def test_addresses_are_those_of_the_call(launched):
 
 
 def test_workspace_belongs_to_the_plan(launched):
-    """Several clusters of a KV head leave their sums there; it is not allocated at a call."""
+    """Several clusters of a KV head store their sums in it; a call does not allocate it."""
     inputs, _ = problem("dense")
     plan = decode_plan(*inputs, parts=2)
     partial, counts = sorted(held_by(plan._tape), key=lambda tensor: tensor.dtype == torch.int32)
@@ -72,7 +72,7 @@ def test_workspace_belongs_to_the_plan(launched):
 
 @pytest.mark.parametrize("shape", [(), (1,), (2,)])
 def test_scales_are_read_at_each_call(shape):
-    """Also one number, of which the kernel reads a copy for each head."""
+    """A single number is included, of which the kernel reads a copy for each head."""
     inputs, scale = problem("dense", kv_dtype=E4M3)[0], torch.full(shape, 0.5)
     plan = decode_plan(*inputs, k_scale=scale, v_scale=2.0, **ARCH)
     for value in (0.5, 3.0):
@@ -82,7 +82,7 @@ def test_scales_are_read_at_each_call(shape):
 
 
 def test_a_broadcast_is_copied_at_each_call():
-    """Its strides of 0 the DSL would take for constants of the kernel."""
+    """The DSL would take its strides of 0 for constants of the kernel."""
     (q, k, v), tables = problem("pages")
     table = tables["page_table"][:1].clone()
     tables["page_table"] = table.expand(2, 3)
@@ -96,7 +96,8 @@ def test_a_broadcast_is_copied_at_each_call():
 
 
 def test_repeated_steps_have_nothing_of_an_earlier_one():
-    """Of scales, sinks and lengths neither the address nor the contents."""
+    """A repeated step reuses neither addresses nor contents of earlier scales, sinks and
+    lengths."""
     (q, k, v), _ = problem("lens", kv_dtype=E4M3)
     names = [leaf.name for leaf in DECODE.schema.tensors if leaf.name != "out"]
     forget()
@@ -109,7 +110,7 @@ def test_repeated_steps_have_nothing_of_an_earlier_one():
         }
         tensors = {"q": q, "k": k, "v": v, **given}
         for change in (0.0, 1.0):
-            for name in ("sinks", "k_scale"):  # of which the kernel reads copies
+            for name in ("sinks", "k_scale"):  # the kernel reads copies of these
                 given[name].fill_(number + change)
             found = DECODE.recall(names, [tensors.get(name) for name in names], ARCH)
             assert same(found, decode(q, k, v, return_lse=True, **given, **ARCH)), number

@@ -1,5 +1,6 @@
 """Decode on GPUs that only have mma.sync: the problems of the other kernels without clusters, and
-what such a GPU holds, lacks and is filled by."""
+the limits of such a GPU.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ MATRIX_ROWS = [row for row in ROWS if row not in QUICK_ROWS]
 
 
 def on(rows: Sequence[dict]) -> list:
-    """(arch, case) of rows."""
+    """Parameters (arch, case) of rows."""
     return [
         pytest.param(row["arch"], case, id=f"{row['arch']}-{case}")
         for row, case in zip(rows, map(case_of, rows), strict=True)
@@ -65,7 +66,7 @@ def on(rows: Sequence[dict]) -> list:
 
 
 def in_turn(chosen: Sequence[Case], parts: int = 0) -> list:
-    """(arch, case): each on one of two GPUs, as one CTA or in parts; a kernel has one GPU."""
+    """Parameters (arch, case), alternating between two GPUs by kernel, as one CTA or in parts."""
     archs = dict(
         zip(dict.fromkeys(case.group for case in chosen), itertools.cycle((ADA, BLACKWELL)))
     )
@@ -99,7 +100,7 @@ def test_borders_of_tiles_and_edges_of_masks(arch, case):
 FP8 = {"kv_dtype": "e4m3", "scales": "heads"}
 KINDS = (
     ("sm_80", Case((300, 5, 0), (8, 2), head_dim=64, sinks=True, window=100, sink_tokens=9)),
-    ("sm_80", Case((600, 40), (33, 1), head_dim=256, parts=4)),  # 8 warps; of the others 4
+    ("sm_80", Case((600, 40), (33, 1), head_dim=256, parts=4)),  # 8 warps; the other cases have 4
     ("sm_86", Case((600, 40), (33, 1), head_dim=256, parts=4)),
     ("sm_86", Case((300, 5, 0), (64, 1), head_dim=64, keys=16, dtype="fp16")),
     (ADA, Case((300, 5, 0), (8, 2), 3, keys=8, softcap=15.0, parts=2, **FP8)),
@@ -117,7 +118,8 @@ MANY = Case((700, 1390, 130, 0), (8, 1), head_dim=64, sinks=True, cluster=1, par
 
 
 def test_many_parts_are_added_up_together():
-    """More than are asked for at once, and no multiple; entries with fewer tiles, or none."""
+    """There are more parts than are read at once, and no multiple; some entries have fewer tiles,
+    or none."""
     results = cases.check(MANY, ADA, CHECKED, ADVERSARIAL)
     alone = cases.check(replace(MANY, parts=1), ADA, CHECKED)
     assert not torch.equal(results[0], alone[0]), "parts make no difference, so this shows nothing"
@@ -141,7 +143,7 @@ def test_a_merge_without_its_cure_is_noticed(changed, trap):
 
 
 def test_elements_of_q_may_be_far_apart(monkeypatch):
-    """Their largest is found by another instruction than on Hopper."""
+    """Their largest is found with another instruction than on Hopper."""
     monkeypatch.setattr(test_sm90, "ARCH", ADA)
     tensors = test_sm90.problem()
     results = test_sm90.decoded(*tensors, 1.0)
@@ -152,7 +154,7 @@ def test_elements_of_q_may_be_far_apart(monkeypatch):
 
 
 def test_an_entry_does_not_know_its_batch():
-    """Its parts depend on the keys alone, and the number of parts on no GPU."""
+    """The parts of an entry depend on its keys alone; their number does not depend on the GPU."""
     case = Case((1100, 77, 600, 0), (8, 2), 2, head_dim=64, batch_invariant=True)
     q, k, v = case.inputs()
     options = case.options() | case.launch_options(ADA) | {"max_kv_len": 1130}
@@ -218,7 +220,7 @@ def test_a_launch_takes_the_sms_of_its_gpu(sms, parts, monkeypatch):
 
 
 def chosen(arch: str, **options: bool) -> DecodeConfig:
-    """What is compiled for 8k keys of 8 KV heads."""
+    """Return the config for 8k keys of 8 KV heads."""
     q, k = torch.empty(1, 64, 128), torch.empty(1, 8192, 8, 128)
     inputs = (tensor.to("meta", torch.bfloat16) for tensor in (q, k, k))
     return choose_config(Arguments(*inputs, **options), Target("emulate", arch))
@@ -233,7 +235,7 @@ def test_what_is_chosen_has_no_cluster(arch):
 
 
 def test_two_grids_share_sms_with_pdl():
-    """Where each CTA has an SM for itself the next grid's stand on SMs that are free again."""
+    """CTAs of the next grid run on SMs that have become free, if each CTA has an SM to itself."""
     config = chosen(BLACKWELL, pdl=True, kv_ready_before_pdl=True)
     assert (config.alone, config.early) == (True, False)
     assert 2 * (PortablePlan(config, BLACKWELL).smem_bytes + 1024) > hw.smem_bytes_per_sm(BLACKWELL)
@@ -285,7 +287,7 @@ def test_refusals_name_value_and_limit(arch, fields, error, words, no_compile):
 
 @pytest.mark.parametrize(("arch", "warps", "stages"), [(ADA, 4, 5), ("sm_80", 8, 4)])
 def test_shared_memory_ends_where_the_check_says(arch, warps, stages, monkeypatch):
-    """One slot more, of 4 KB for each warp, is refused here, and past the check by the emulator."""
+    """A further slot, 4 KB per warp, is refused here; without the check the emulator refuses it."""
     case = Case((40,), (8, 1), cluster=1, tuning=(("stages", stages), ("warps", warps)))
     cases.check(case, arch, CHECKED)
     more = replace(case, tuning=(("stages", stages + 1), ("warps", warps)))

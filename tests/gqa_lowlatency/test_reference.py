@@ -1,4 +1,4 @@
-"""The reference against a sum that visits key by key, and its rounding points."""
+"""The reference compared with a sum over single keys, and its rounding points."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def inputs(batch=2, tokens=3, keys=11, heads=(4, 2), dim=16, dtype=torch.bfloat1
 
 
 def by_key(q, k, v, b, h, t, causal=True, window=None, **options):
-    """(o, lse) of one row, one visible key after the other: attention of the newest queries."""
+    """(o, lse) of one row of the newest queries, summed over its visible keys one by one."""
     if "kv_lens" in options:
         options["kv_lens"] = options["kv_lens"].tolist()
     k, v = (
@@ -119,8 +119,8 @@ def test_products_of_e4m3_round_q_and_p():
 
 
 def test_ties_of_q_fall_as_the_kernel_multiplies():
-    """448 / top is 1024 / 7 where top is 49 / 16, so that sevenths are half-way between two numbers
-    of e4m3; the rounded factor, and not the quotient, says which."""
+    """Let top be 49 / 16: 448 / top is 1024 / 7, so that sevenths are half-way between two e4m3
+    numbers. The rounded factor, not the quotient, decides which one results."""
     row = torch.arange(-784, 785, 7) / 256.0
     factor = np.float32(448) * (np.float32(1) / np.float32(49 / 16))
     expected = torch.from_numpy(row.numpy() * factor).to(E4M3).double() * (49 / 16 / 448)

@@ -1,7 +1,7 @@
-"""The Blackwell kernel by itself: schedules, the traps of its design, and the corners of its plan.
+"""The Blackwell kernel by itself: schedules, the traps of its design, and the limits of its plan.
 
-What it computes is in `test_kernel.py`, for all architectures. A trap is a test that takes a cure
-out of a copy of the source and expects that somebody notices: the numbers, or the checker.
+`test_kernel.py` tests its results, for all architectures. A trap is a test that removes a cure from
+a copy of the source and expects wrong numbers or a report of the checker.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SCHEDULES = (
     Options(policy="adversarial", seed=1, check=True, limit=PATIENCE),
     Options(policy="random", seed=2, limit=PATIENCE),
 )
-# Maxima move from tile to tile, tiles are ragged at both ends; in the long one the ring goes round.
+# Maxima move from tile to tile and tiles are ragged at both ends; in the long one the ring wraps.
 MOVING = Case((400,), (3, 1), 2, window=250, head_dim=128, amplitude=4.0, cluster=1)
 LONG = Case((660,), (3, 1), 2, window=500, head_dim=128, amplitude=4.0, cluster=1)
 QUANTISED = Case((200,), (5, 1), kv_dtype="e4m3", head_dim=64, cluster=1)
@@ -39,7 +39,8 @@ QUANTISED = Case((200,), (5, 1), kv_dtype="e4m3", head_dim=64, cluster=1)
 SHAPES = (
     LONG,
     replace(LONG, pdl="ready"),  # the ring of three pieces
-    # Two tiles to a CTA, and parts that wait for each other: launches take turns at the counters.
+    # Two tiles per CTA, and parts that wait for each other; launches use the counters one after
+    # another.
     Case((390, 0, 200), (5, 1), head_dim=64, cluster=1, parts=2, amplitude=4.0),
 )
 
@@ -57,7 +58,7 @@ def test_a_plan_with_parts_leaves_its_counters_at_zero():
     assert cases.same_bits(first, plan(*case.inputs(), kv_lens=lengths))
 
 
-WIDE = (  # 64 columns of every head_dim, also beside each other; the ring of three pieces
+WIDE = (  # 64 columns of every head_dim, also on a shared SM; the ring of three pieces
     Case((400,), (64, 1), head_dim=64, cluster=2, amplitude=4.0),
     Case((300,), (12, 1), 8, head_dim=128, cluster=1, dtype="fp16"),
     Case((500,), (64, 1), head_dim=256, cluster=1, amplitude=4.0),
@@ -152,7 +153,7 @@ def test_what_each_cure_is_for(changed, trap):
 
 
 def test_the_reference_rounds_as_the_kernel_does():
-    """An LSE differs from that of the same e4m3 numbers by sums in fp32 alone, also where ties of Q
+    """Relative to the same e4m3 numbers, an LSE differs only by sums in fp32, also if ties of Q
     move it by a hundredth: row 7 of this q has the maximum 49 / 16. The limits follow from that."""
     torch.manual_seed(0)
     q = torch.randn(1, 1, 8, 128).bfloat16()

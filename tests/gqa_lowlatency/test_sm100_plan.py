@@ -1,4 +1,4 @@
-"""The plan of the Blackwell kernel against numbers derived by hand."""
+"""The plan of the Blackwell kernel compared with numbers derived by hand."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ DEPTHS = [
     (128, 32, 8, "e4m3", True, 2, 5),  # 113 - 4 - 4 - 16 - 3 -> 86 / 16
     (256, 8, 8, "", True, 2, 3),  # 113 - 4 - 2 - 8 - 2 -> 97 / 32
     (256, 16, 8, "e4m3", True, 2, 5),  # 113 - 4 - 2 - 16 - 2 -> 89 / 16
-    # A ring that would be too short stays long.
+    # A ring that would become too short stays long.
     (128, 16, 8, "", True, 1, 6),  # 113 - 4 - 4 - 8 - 2 -> 95 / 32: two pieces are no ring
     (256, 32, 8, "e4m3", True, 1, 11),  # 113 - 8 - 4 - 32 - 3 -> 66 / 16: of 5 that are enough
     (64, 64, 8, "", True, 1, 11),  # 113 - 8 - 16 - 16 - 6 -> 67 / 16: four, 64 scores a thread
@@ -63,7 +63,7 @@ def test_the_depth_of_the_ring(head_dim, columns, cluster, kv_dtype, pdl, ctas, 
     room = hw.SMEM_BYTES_PER_SM // ctas - hw.SMEM_RESERVED_BYTES
     assert room == (227 if ctas == 1 else 113) * KIB
     assert plan.smem.bytes <= room < plan.smem.bytes + plan.piece_bytes
-    # A stage that is read, and 54 KB in flight: 8 TB/s for 1 us by 148 SMs.
+    # One stage is being read, and 54 KB are in flight: 8 TB/s for 1 us, divided by 148 SMs.
     assert (plan.stages - 1) * plan.piece_bytes >= 54_000
     assert plain.stages == plan.stages if ctas == 1 else plain.stages > plan.stages
     alone = make_plan(dataclasses.replace(config, pdl=True, alone=True))
@@ -79,7 +79,7 @@ def test_columns_of_tensor_memory(head_dim, columns, allocated):
 
 @pytest.mark.parametrize("shares", ["", "pdl", "beside"])
 def test_a_wish_for_a_depth_is_kept(shares):
-    # Of pieces of 16 KiB six fit beside a neighbour, 13 alone.
+    # Six pieces of 16 KiB fit if two CTAs share an SM, 13 if one is alone.
     config = dataclasses.replace(config_of(64, 8, 8), **({shares: True} if shares else {}))
     for stages, ctas in ((3, 2), (6, 2), (7, 1), (13, 1)):
         plan = make_plan(dataclasses.replace(config, stages=stages))
@@ -91,7 +91,7 @@ def test_a_wish_for_a_depth_is_kept(shares):
 
 
 def test_neighbours_on_an_sm_get_their_tensor_memory(monkeypatch):
-    # Two with PDL, in 105 KiB each; a short ring leaves room for four, in 55 KiB.
+    # Two with PDL, in 105 KiB each; with a short ring four fit, in 55 KiB each.
     config = dataclasses.replace(config_of(64, 8, 8), pdl=True)
     short = dataclasses.replace(config, pdl=False, stages=3)
     for wanted, ctas in ((config, 2), (short, 4)):
@@ -114,7 +114,7 @@ def test_every_default_fits(head_dim, kv_dtype):
             offsets = plan.smem.offsets()
             for name in ("sQ", "sP", "ring"):
                 assert offsets[name][0] % hw.SMEM_SWIZZLE_ALIGN == 0
-            # finish() keeps a flag behind the mbarrier of the mailbox.
+            # finish() keeps a flag after the mailbox's mbarrier.
             assert offsets["arrived"][1] - offsets["arrived"][0] == 2 * hw.MBARRIER_BYTES
 
 
@@ -128,7 +128,7 @@ def test_arrivals():
 
 
 def test_few_owners_need_much_mail():
-    # One owner keeps the columns of all CTAs: 64 x 16 x 256 x 4 bytes are 1 MiB.
+    # One owner holds the columns of all CTAs: 64 x 16 x 256 x 4 bytes are 1 MiB.
     config = DecodeConfig(head_dim=256, group=64, cluster=16, owners=1)
     with pytest.raises(ValueError, match=r"at least 3, .* more owners need a smaller mailbox"):
         make_plan(config)

@@ -1,4 +1,4 @@
-"""What only the Hopper kernel does: Q in fp16 beside keys in e4m3, and steps of 32 keys."""
+"""Features that only the Hopper kernel has: Q in fp16 with keys in e4m3, and steps of 32 keys."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_steps_of_32_keys(case):
 
 
 def problem() -> tuple[torch.Tensor, ...]:
-    """q, k and v: two rows of Q that fp16 does not hold as they are, one of zeros."""
+    """q, k and v; two rows of Q are not representable in fp16, one is zero."""
     generator = torch.Generator().manual_seed(0)
     q = torch.randn((1, 3, 128), generator=generator)
     q[0, 0] *= torch.exp2(torch.randint(-30, 1, (128,), generator=generator).float())
@@ -54,7 +54,7 @@ def test_elements_of_q_may_be_far_apart():
 
 @pytest.mark.parametrize("exponent", [-38, -20, 20, 38])
 def test_a_power_of_two_moves_from_the_scale_to_q_without_a_bit(exponent):
-    """fp16 has none of 2^38 and 2^-38."""
+    """fp16 represents neither 2^38 nor 2^-38."""
     q, k, v = problem()
     expected = decoded(q, k, v, 1.0)
     moved = decoded(q * 2.0**exponent, k, v, 2.0**-exponent)

@@ -1,4 +1,4 @@
-"""Which tiles a CTA gets: every tile with a visible key, once, whatever the number of CTAs."""
+"""Tiles of each CTA: every tile with a visible key, once, for any number of CTAs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ quietly = settings(max_examples=300, derandomize=True, database=None, deadline=N
 
 
 def visible_tiles(n_keys, tokens, tile, left, sink_tokens):
-    """Tiles that hold a key which some token sees, by looking at every key."""
+    """Tiles that hold a key which some token sees, found by looking at every key."""
     options = reference.Options(causal=False, window=left, sink_tokens=sink_tokens)
     seen = reference.visible_keys(tokens, n_keys, options).any(dim=0)
     return [index for index, part in enumerate(seen.split(tile)) if len(part) and part.any()]
@@ -46,14 +46,14 @@ def test_every_tile_is_dealt_once_and_evenly(tiles, ctas):
 
 
 def test_the_example_of_the_design():
-    """6 tiles on 4 CTAs."""
+    """6 tiles on 4 CTAs, as in the design."""
     assert [share(6, 4, rank) for rank in range(4)] == [(0, 2), (2, 2), (4, 1), (5, 1)]
 
 
 @quietly
 @given(st.integers(0, 3000), st.integers(1, 16), st.integers(1, 16))
 def test_a_share_depends_on_the_length_alone(n_keys, ctas, rank):
-    """What batch invariance rests on: neither the batch nor the capacity is an argument."""
+    """Batch invariance depends on this: neither the batch nor the capacity is an argument."""
     rank %= ctas
     tiles = reach(n_keys, 1, 128).tiles
     assert share(tiles, ctas, rank) == share(-(-n_keys // 128), ctas, rank)

@@ -1,4 +1,4 @@
-"""What ptxas made of the loop over keys: no spills, and the cycles that control words ask for."""
+"""ptxas' code of the loop over keys: no spills, and the cycles of its control words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [
 ]
 # arch, head_dim, query heads of a KV head; most cycles of a step or tile; cycles from one
 # exponential to the next, where 8 would be enough (notes/cycle_model.md, 2026-11-24). Code after a
-# loop moves its cycles by up to 4 %; maxima of three instructions cost 4 to 30 % more than these.
+# loop changes its cycles by up to 4 %; maxima of three instructions cost 4 to 30 % more than these.
 BOUNDS = (
     ("sm_90a", 64, 8, 500, 10),
     ("sm_90a", 64, 16, 620, 10),

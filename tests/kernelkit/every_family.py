@@ -15,7 +15,7 @@ from q8_0 import reference as q8_0_reference
 
 
 def results() -> dict[str, torch.Tensor]:
-    """What they compute, by name; the same in every process."""
+    """Results of all operators by name, the same in every process."""
     torch.manual_seed(1)
     q, k, v = (torch.randn(1, tokens, 2, 64).bfloat16() for tokens in (9, 33, 33))
     found = {"attention": fmha.attention(q, k, v, causal=True)}

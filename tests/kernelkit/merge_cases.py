@@ -1,7 +1,7 @@
 """Inputs for `merge` that are hostile by default, and its definition in fp64.
 
-Every O lies in a wider tensor of NaN, every LSE is a transposed view; some rows of every part have
-no keys, with NaN for an O and a row_max, and some rows have no keys in any part.
+Every O lies in a wider tensor of NaN, every LSE is a transposed view. Some rows of every part have
+no keys, with NaN for O and row_max, and some rows have no keys in any part.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ DEAD = 0.2  # share of a part's rows without keys
 
 @dataclass(frozen=True)
 class Case:
-    """kinds: of the parts, a dtype and '*' if raw; shape: (B, S, H, D), packed with B = 1."""
+    """A problem of `merge`.
+
+    kinds: for each part a dtype, with '*' if raw.
+    shape: (B, S, H, D), packed with B = 1.
+    """
 
     kinds: tuple[str, ...]
     shape: tuple[int, int, int, int]
@@ -40,7 +44,7 @@ class Case:
 
 
 def build(case: Case, device: str) -> tuple[list[tuple[torch.Tensor, ...]], torch.Tensor | None]:
-    """(a tuple [B, S, H, D], [B, H, S], ... per part, sinks)."""
+    """Return (a tuple [B, S, H, D], [B, H, S], ... per part, sinks)."""
     generator = torch.Generator().manual_seed(case.seed)
     batch, positions, heads, _ = case.shape
     nowhere = torch.rand(batch, heads, positions, generator=generator) < DEAD / 2
@@ -62,7 +66,8 @@ def build(case: Case, device: str) -> tuple[list[tuple[torch.Tensor, ...]], torc
 
 
 def as_argument(parts: list[tuple[torch.Tensor, ...]], case: Case) -> object:
-    """What `merge` takes for these parts: hostile layouts, without a batch, or as a stack."""
+    """Return these parts as an argument of `merge`: in hostile layouts, without a batch, or
+    stacked."""
     if case.stacked:
         parts = [tuple(torch.stack(tensors) for tensors in zip(*parts, strict=True))]
     views = [(_amid_nan(o), *map(_transposed, statistics)) for o, *statistics in parts]
@@ -92,8 +97,8 @@ def definition(
 def rounded(
     parts: list[tuple[torch.Tensor, ...]], sinks: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(O, LSE) as the kernel rounds: one pass in fp32 over the parts under a running maximum, every
-    weight an exp2 of a rounded exponent that is itself good to EXP2_BITS."""
+    """(O, LSE) rounded as in the kernel: one pass in fp32 over the parts with a running maximum.
+    Every weight is an exp2 of a rounded exponent, with a relative error of 2 ** -EXP2_BITS."""
     rows = parts[0][1].shape
     top = torch.full(rows, -math.inf, device=parts[0][1].device)
     if sinks is not None:
@@ -113,7 +118,7 @@ def rounded(
 
 
 def _weight(exponent: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
-    """exp(exponent - base) in fp32; 0 where both are -inf."""
+    """exp(exponent - base) in fp32; 0 if both are -inf."""
     power = torch.exp2((exponent - base) * math.log2(math.e))
     mantissa, binary = torch.frexp(power)
     power = torch.ldexp((mantissa * 2**EXP2_BITS).round() / 2**EXP2_BITS, binary)
@@ -121,7 +126,7 @@ def _weight(exponent: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
 
 
 def check(case: Case, device: str = "cpu") -> None:
-    """`merge` of a case against its definition, within the design's tolerance."""
+    """Compare `merge` of a case with its definition, within the design's tolerance."""
     parts, sinks = build(case, device)
     out_dtype = DTYPES[case.out_dtype]
     o, lse = merge(as_argument(parts, case), sinks=sinks, out_dtype=out_dtype)

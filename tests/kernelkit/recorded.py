@@ -1,4 +1,4 @@
-"""Native launches without a GPU: what a host function would be handed, read from its pointers."""
+"""Native launches without a GPU: the arguments of a host function, read from its pointers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from kernelkit.compile.kernel import CompiledKernel
 
 
 class Recorded:
-    """A compiled kernel whose host function only takes notes.
+    """A compiled kernel whose host function only records its arguments.
 
-    kinds: ctypes type of what each argument points to, the stream included. calls: their values.
-    code: what the CUDA runtime would answer.
+    kinds: ctypes type that each argument points to, including the stream.
+    calls: the recorded values.
+    code: result code of the simulated CUDA runtime.
     """
 
     def __init__(self, compiled: CompiledKernel, kinds: Sequence[type]) -> None:
@@ -39,7 +40,7 @@ def _value(word: Any) -> Any:
 
 
 class Gpu:
-    """What torch says of one: the current device and its stream."""
+    """A simulated GPU in torch: the current device and its stream."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.index, self.stream, self.entered = 0, 0, []

@@ -18,9 +18,11 @@ THREADS = 32
 
 
 class RowKernel:
-    """`apply(scores, integers, numbers) -> tuple of Float32`; scores it may change in place.
+    """`apply(scores, integers, numbers) -> tuple of Float32`; it may change scores in place.
 
-    scores: fp32 registers, a row of them, integers (I,) int32, numbers (F,) fp32 of the same row.
+    scores: fp32 registers, a row of them.
+    integers: int32 (I,) of the row.
+    numbers: fp32 (F,) of the row.
     """
 
     def __init__(self, apply: Callable) -> None:
@@ -49,7 +51,7 @@ class RowKernel:
         numbers: cute.Tensor,
         results: cute.Tensor,
     ) -> None:
-        """One thread, one row."""
+        """Each thread processes one row."""
         block, _, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
         row = block * THREADS + thread
@@ -68,7 +70,7 @@ def apply_to_rows(
     numbers: torch.Tensor,
     arch: str = "sm_100a",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(scores afterwards, what `apply` returned [rows, 4], NaN where it returned less).
+    """Return (scores afterwards, results of `apply` [rows, 4], NaN if it returned fewer).
 
     scores and numbers fp32, integers int32; any number of rows.
     """

@@ -22,7 +22,7 @@ THREADS = 128
 
 @cute.kernel
 def scale_kernel(x: cute.Tensor, y: cute.Tensor, factor: Float32) -> None:
-    """One row per CTA; threads stride over the columns."""
+    """Each CTA scales one row; threads stride over the columns."""
     row, _, _ = cute.arch.block_idx()
     thread, _, _ = cute.arch.thread_idx()
     columns = cute.size(x, mode=[1])
@@ -52,7 +52,7 @@ def compile_scale(arch: str) -> Any:
 
 
 def scale(x: torch.Tensor, factor: float) -> torch.Tensor:
-    """factor * x for float32 [rows, columns] with 16-byte rows, as the kernels' APIs do it."""
+    """factor * x for float32 [rows, columns] with 16-byte rows, written like the kernels' APIs."""
     require_tensors(x=x)
     require_tma("x", x)
     target = choose_target(x.device, "auto", None, ARCHS)

@@ -1,4 +1,4 @@
-"""Sums of references beside those of the emulator, which an H100 has confirmed, bit for bit."""
+"""Sums of references equal those of the emulator, which an H100 has confirmed, bit for bit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZES = {E4M3: (1.0, 100.0, 0.02)}
 
 
 def chained(a: torch.Tensor, b: torch.Tensor) -> np.ndarray:
-    """A B of matrices, by one emulated wgmma after another."""
+    """A B of matrices, by consecutive emulated wgmmas."""
     types = Types("f32", NAMES[a.dtype], NAMES[a.dtype])
     how, total = rule("wgmma.mma_async", "sm_90a", types), None
     size = SUMS[a.dtype].step
@@ -30,7 +30,7 @@ def chained(a: torch.Tensor, b: torch.Tensor) -> np.ndarray:
 
 
 def drawn(dtype: torch.dtype, size: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """[2, 9, 72] and [2, 72, 13], with zeros, and where `size` is small subnormal numbers."""
+    """[2, 9, 72] and [2, 72, 13], with zeros and, if `size` is small, subnormal numbers."""
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(shape, generator=generator) for shape in ((2, 9, 72), (2, 72, 13)))
     a[:, 3, :30] = b[:, :, 5] = 0.0

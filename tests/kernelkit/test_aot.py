@@ -1,5 +1,6 @@
-"""Kernels compiled ahead of time: in a process without the DSL they are what they were; a folder
-that does not fit says what differs."""
+"""Kernels compiled ahead of time: a process without the DSL gets the same kernels; loading a folder
+that does not fit reports the difference.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from lab.house.source import ROOT
 WORDS = "kernelkit.device.words"  # a module that kernels are traced from
 CHECKSUM = KernelKey("kvcache.movement.checksum_kernel", ChecksumConfig(), "sm_100a")
 
-# Every family in a process that cannot import the DSL: results go to the first argument.
+# Every family in a process that cannot import the DSL; the first argument is the file for results.
 PROGRAM = """
 import sys
 sys.modules["cutlass"] = None
@@ -42,7 +43,7 @@ assert not [name for name in sys.modules if name.startswith("cutlass.")]
 
 @pytest.fixture
 def nothing_loaded(monkeypatch, whole_ptxas):
-    """No folder is loaded, no kernel is in memory, none is on disk."""
+    """No folder is loaded, and no kernel is in memory or on disk."""
     monkeypatch.setattr(aot, "_ready", {})
     monkeypatch.setattr(aot, "_folders_read", set())
     monkeypatch.setattr(kernel_compile, "_compiled", {})
@@ -64,7 +65,7 @@ def folder(tmp_path, record, nothing_loaded, capsys) -> Path:
 
 
 def test_every_family_runs_without_the_dsl(tmp_path, nothing_loaded, monkeypatch, capsys):
-    """Recorded here, compiled ahead, run in another process: attention, decode, merge, a layer of
+    """Record here, compile ahead, run in another process: attention, decode, merge, a layer of
     experts, append."""
     from tests.kernelkit.every_family import results
 
@@ -87,12 +88,12 @@ def test_a_folder_serves_its_kernels(folder, monkeypatch):
     monkeypatch.setattr(kernel_compile, "_compile", lambda *_: pytest.fail("compiled"))
     assert ".target sm_100a" in compile_kernel(CHECKSUM.config, "sm_100a").ptx
     monkeypatch.setattr(kernel_compile, "_compile", lambda *_: (None, "elsewhere"))
-    with pytest.raises(AttributeError):  # what is not in the folder is compiled as ever
+    with pytest.raises(AttributeError):  # a kernel that is not in the folder is compiled as usual
         compile_kernel(CHECKSUM.config, "sm_103a")
 
 
 def test_a_kernel_that_is_nowhere_is_named(folder, monkeypatch):
-    """Without the DSL the error says which kernel is missing, and how to get it."""
+    """Without the DSL the error names the missing kernel, and how to get it."""
     monkeypatch.setenv(aot.VARIABLE, str(folder))
     monkeypatch.setenv(VARIABLE, "off")
     monkeypatch.setitem(sys.modules, "cutlass", None)

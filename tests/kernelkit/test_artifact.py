@@ -1,4 +1,4 @@
-"""What a compiled kernel is in memory and on disk: host object, signature, archive."""
+"""A compiled kernel in memory and on disk: host object, signature, archive."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_an_artifact_is_what_it_was(kernel):
 
 
 def test_every_damage_is_noticed(kernel):
-    """A bit anywhere, an end that is missing."""
+    """Changes are any single bit, and a missing end."""
     data, chance = kernel.artifact.to_bytes(), random.Random(1)
     for _ in range(300):
         place = chance.randrange(len(data))
@@ -61,7 +61,8 @@ def test_the_cubin_is_an_elf_file_of_the_gpu(kernel):
 
 
 def test_a_kernel_for_the_emulator_alone_is_not_taken_for_a_whole_one(kernel, monkeypatch):
-    """By ptxas -O1 it would run, slowly: nobody gets its machine code, nor another's key."""
+    """Code by ptxas -O1 would run, but slowly: it yields no machine code and no key of a whole
+    kernel."""
     monkeypatch.setenv(PTXAS_VARIABLE, "-O1")
     quick = compile_scale("sm_100a")
     assert quick.ptx == kernel.ptx
@@ -91,7 +92,8 @@ def test_what_is_needed_is_asked_for_by_name(kernel):
 
 
 def test_host_code_is_for_every_x86_processor(kernel):
-    """Not for the one that compiled it: its vectors, and with them constants, have 16 bytes."""
+    """Host code does not depend on the processor that compiled it: vectors and constants have 16
+    bytes."""
     names = {section.name for section in HostObject(kernel.artifact.host).sections}
     assert not [name for name in names if name.endswith((".cst32", ".cst64"))]
 
@@ -172,7 +174,7 @@ def test_sizes_that_are_compiled_in_are_checked():
 
 
 def test_the_lowered_type_decides(kernel):
-    """Another layout than the one that is packed is an error, not a guess."""
+    """A layout that differs from the packed one is an error, not a guess."""
     with pytest.raises(RuntimeError, match="the DSL lowered"):
         signature_of([None, ParamTable([(1, 2, 0)], 1)], "!llvm.func<i32 (struct<(ptr<1>, i32)>)>")
     with pytest.raises(RuntimeError, match="takes more than 1"):

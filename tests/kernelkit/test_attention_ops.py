@@ -1,8 +1,8 @@
-"""The torch operators of the attentions and of merge: what tracers see of them, and what the host
-does between tensor and launch.
+"""The torch operators of the attentions and of merge: what tracers see, and the host's work between
+tensor and launch.
 
-FakeTensor and torch.compile run on the CPU. A CUDA graph cannot be captured without the GPU; what
-would break it, a host that waits for the device, shows on fake CUDA tensors all the same.
+FakeTensor and torch.compile run on the CPU. A CUDA graph cannot be captured without the GPU; but a
+host that waits for the device, which would break it, shows on fake CUDA tensors, too.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_fake_tensors_know_what_decode_will_return(kind, out_dtype):
 
 
 def on_gpu(*tensors: torch.Tensor) -> list[tuple]:
-    """What `metadata` would say of them there."""
+    """The `metadata` that these tensors would have on a GPU."""
     return [(t.shape, t.dtype, t.stride(), "cuda") for t in tensors]
 
 
@@ -108,7 +108,7 @@ def test_compiled_code_calls_the_kernel(attend, kind, options):
 
 @pytest.mark.parametrize(("attend", "options"), [(attention, {}), (decode, ARCH)])
 def test_lengths_stay_symbols_in_compiled_code(attend, options):
-    """It is compiled once."""
+    """The step is compiled once."""
     seen = []
 
     def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple:
@@ -127,7 +127,7 @@ def test_lengths_stay_symbols_in_compiled_code(attend, options):
 
 
 def parts():
-    """The halves of the keys of one problem, the second one raw."""
+    """Results for both halves of the keys of one problem, the second one raw."""
     (q, k, v), _ = problem("dense")
     return [
         attention(q, k[:, :20], v[:, :20], return_lse=True),
@@ -179,11 +179,11 @@ def test_merge_has_no_backward():
         merge([(o, lse)])
 
 
-# ---- what a GPU would make the host wait for
+# ---- operations for which the host would wait on a GPU
 
 
 def recorded(patch: pytest.MonkeyPatch, module: ModuleType, arch: str) -> list[tuple]:
-    """Arguments of what would be launched on a GPU of `arch`, the config in place of a kernel."""
+    """Record the arguments of launches on a GPU of `arch`, with the config in place of a kernel."""
     seen = []
     patch.setattr(module, "compile_once", lambda config, *_: config)
     patch.setattr(module, "choose_target", lambda *_: Target("cuda", arch))
@@ -207,8 +207,8 @@ def of_decode(monkeypatch):
 
 
 def launched(seen: list[tuple]) -> tuple:
-    """(config, arguments of the kernel, names of the tables that there are) of the one launch, all
-    on a GPU."""
+    """Return (config, arguments of the kernel, names of its tables) of the only launch; all tensors
+    are on a GPU."""
     ((config, (given,), _target, device),) = seen
     assert device.type == "cuda"
     tensors = [leaf for leaf in leaves(given) if isinstance(leaf, torch.Tensor)]
@@ -244,7 +244,7 @@ def test_the_host_of_attention_never_waits_for_the_gpu(kind, of_attention):
 @pytest.mark.parametrize("kind", KINDS_OF_DECODE)
 @pytest.mark.parametrize("kv_dtype", [BF16, E4M3])
 def test_the_host_of_decode_never_waits_for_the_gpu(kind, kv_dtype, of_decode):
-    scaled = kv_dtype == E4M3  # by k_scale alone
+    scaled = kv_dtype == E4M3  # only by k_scale
     with FakeTensorMode():
         inputs, tables = problem(kind, "cuda", kv_dtype=kv_dtype)
         given = {**tables, "sinks": torch.empty(4, device="cuda"), "window_left": 5, "softcap": 3.0}
@@ -268,7 +268,7 @@ def test_a_number_as_offset_is_filled_in_on_the_gpu(of_attention):
 
 
 def test_decode_allocates_nothing_beside_the_results(of_decode):
-    """With scales of [Hkv]; a scale of one number takes a copy."""
+    """Scales of [Hkv] are used as they are; a single number needs a copy."""
     with FakeTensorMode():
         inputs, tables = problem("pages", "cuda", kv_dtype=E4M3)
         scales = {name: torch.empty(2, device="cuda") for name in ("k_scale", "v_scale")}

@@ -1,4 +1,4 @@
-"""The two attentions take the same words: windows, softcaps, sinks, `out`, plans, wrong names."""
+"""The two attentions share their interface: windows, softcaps, sinks, `out`, plans, wrong names."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ WINDOW = 9
 
 @dataclass(frozen=True)
 class Family:
-    """causal: how a window that ends at the own position goes with a pair that says so, too. names:
-    arguments of other libraries, and their answers."""
+    """Public functions of an attention.
+
+    causal: value of `causal` to pass with the window pair (n, 0).
+    names: names of arguments in other libraries, and the hints for them.
+    """
 
     attend: Callable[..., Any]
     plan: Callable[..., Any]
@@ -45,7 +48,7 @@ def family(request):
 
 
 def given(**options) -> dict[str, Any]:
-    """One kernel for all of these tests."""
+    """Options that use one kernel in all of these tests."""
     sinks = torch.tensor([0.5, -1.25, 2.0, 0.0])
     return {"causal": True, "window": WINDOW, "sinks": sinks, "return_lse": True} | options
 
@@ -77,7 +80,7 @@ def test_sinks_are_of_any_float_dtype(family, dtype):
 
 @pytest.mark.usefixtures("poisoned_outputs")
 def test_results_are_written_to_out(family):
-    """To all that is of it and to nothing else; it is what is returned."""
+    """All of `out` and nothing else is written; `out` itself is returned."""
     inputs, _ = problem("dense")
     expected = family.attend(*inputs, **given())
     wide = torch.full((2, 3, 6, 128), 7.0, dtype=BF16)
@@ -119,7 +122,7 @@ def test_a_plan_serves_other_tensors(family):
 
 
 def test_repeated_calls_are_what_the_first_one_was(family):
-    """In results and in errors, however often a call like it was made."""
+    """Repeated calls have the same results and errors."""
     (q, k, v), tables = problem("lens")
     options = given() | tables
     expected = family.attend(q, k, v, **options)
@@ -154,7 +157,7 @@ def test_plans_know_their_options(family):
 @pytest.mark.usefixtures("no_compile")
 @pytest.mark.parametrize("name", fmha_api.OTHER_NAMES)
 def test_names_of_other_libraries_are_answered(family, name):
-    """By the name here, which the function has, or by what to do."""
+    """The error gives the name here, which the function has, or advice."""
     inputs, _ = problem("dense")
     hint = family.names[name]
     known = hint in inspect.signature(family.attend).parameters
@@ -167,16 +170,15 @@ def test_names_of_other_libraries_are_answered(family, name):
         assert words in str(refused.value)
 
 
-def test_minus_one_of_a_pair_is_unbounded(family):
-    """As in FlashAttention."""
+def test_minus_one_is_unbounded(family):
+    """-1 means unbounded in a pair, as in FlashAttention, and as FlashInfer's `window_left`."""
     inputs, options = problem("dense")
-    wanted = family.attend(
-        *inputs, **(options | given(causal=False, window=(WINDOW, None), sinks=None))
-    )
-    found = family.attend(
-        *inputs, **(options | given(causal=False, window=(WINDOW, -1), sinks=None))
-    )
-    assert same(found, wanted)
+    for unbounded, minus_one in (((WINDOW, None), (WINDOW, -1)), (None, -1)):
+        wanted, found = (
+            family.attend(*inputs, **(options | given(causal=False, window=window, sinks=None)))
+            for window in (unbounded, minus_one)
+        )
+        assert same(found, wanted)
     with pytest.raises(ValueError, match="window left -2"):
         family.attend(*inputs, **(options | {"window": (-2, 0)}))
 

@@ -1,4 +1,4 @@
-"""Plans of a small problem: whom they serve, what they keep, what they refuse."""
+"""Plans of a small problem: the calls that they serve, what they keep, what they refuse."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def plan_of(**fields) -> Plan:
 
 
 def test_a_plan_serves_other_tensors_of_its_layouts():
-    """Of what it is not given it has its own, whose contents may change."""
+    """A plan keeps the tensors that its calls do not pass; their contents may change."""
     row = torch.ones(8)
     plan = plan_of(x=matrix(), bias=Bias(row, 2), factors=matrix())
     for number in range(3):
@@ -37,13 +37,13 @@ def test_a_plan_serves_other_tensors_of_its_layouts():
 
 
 def test_what_stays_and_scratch_belong_to_the_plan():
-    """Results do not: they are new, unless the plan has no names for them."""
+    """Results do not belong to the plan: they are new, unless the plan has no names for them."""
     plan = plan_of(x=matrix())
     first, second = plan(matrix()), plan(matrix())
     assert first[0].data_ptr() != second[0].data_ptr()
     assert first[2] is second[2]  # it has no elements
     (zeros,) = [tensor for tensor in held_by(plan._tape) if tensor.dtype == torch.int32]
-    zeros += 1  # so that it is seen whose they are
+    zeros += 1  # shows which calls share them
     x = matrix()
     out, integers, _ = plan(x)
     assert torch.equal(integers, out.view(torch.int32) + 1)
@@ -71,7 +71,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_a_plan_refuses_what_it_was_not_made_for(mode):
-    """In every mode of torch, also where it looks closer since the mode is another."""
+    """This holds in every mode of torch, also if a plan checks more closely since the mode
+    differs."""
     plan = plan_of(x=matrix(), factors=matrix())
     with mode():
         for _ in range(2):
@@ -96,8 +97,8 @@ NOT_PLAIN = {
 @pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("kind", NOT_PLAIN)
 def test_a_plan_refuses_what_is_no_plain_tensor(kind, gpu):
-    """Before torch's guards look at it, which end the process for a nested tensor; also where
-    values stand on a GPU."""
+    """The check comes before torch's guards, which end the process for a nested tensor. It also
+    applies if values are on a GPU."""
     plan = plan_of(x=matrix(), factors=matrix())
     plan._tape.gpu = 0 if gpu else None
     make, words = NOT_PLAIN[kind]
@@ -111,7 +112,7 @@ def test_a_plan_refuses_what_is_no_plain_tensor(kind, gpu):
 
 
 def test_a_plan_refuses_to_be_traced():
-    """Where the launch would be lost."""
+    """Tracing would lose the launch."""
     plan = plan_of(x=matrix(), factors=matrix())
     with pytest.raises(NotImplementedError, match="a plan cannot be traced"):
         torch.jit.trace(lambda *given: plan(*given)[0], (matrix(), matrix()), check_trace=False)
@@ -127,7 +128,7 @@ def test_a_plan_refuses_what_torch_func_makes_of_tensors():
 
 
 def test_a_plan_looks_at_grad_in_the_mode_of_each_call():
-    """Though it was made, or called last, where autograd was off."""
+    """The mode in which the plan was made or called last does not matter."""
 
     def leaf():
         return matrix().requires_grad_()

@@ -13,7 +13,7 @@ from kernelkit.compile import trace
 
 @pytest.fixture
 def compiles(monkeypatch):
-    """Kernels that had to be made, which here are new objects."""
+    """Architectures of the kernels that had to be made; each is a new object here."""
     calls = []
     monkeypatch.setattr(kernel_compile, "_compiled", {})
     monkeypatch.setattr(
@@ -60,7 +60,7 @@ def test_unknown_architectures_are_refused(compiles):
 
 
 def test_the_same_code_of_other_arguments_is_another_kernel():
-    """What is None leaves no trace in the code, but a launch is given it."""
+    """An argument of None leaves no trace in the code, but a launch passes it."""
     module = SimpleNamespace(operation=SimpleNamespace(get_asm=lambda **_: "code"))
     keys = [trace._key_of(module, "sm_90a", given) for given in ((None,), ((None, None),), (None,))]
     assert keys[0] == keys[2] != keys[1]

@@ -1,4 +1,4 @@
-"""The one definition of softmax attention, and that every reference computes it."""
+"""The one definition of softmax attention, which every reference computes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_rows_without_keys_and_keys_that_nobody_sees():
 
 
 def test_both_references_are_the_definition():
-    """Numbers that both families take; the last query stands at the last key."""
+    """The options are those that both families have; the last query is at the last key."""
     q, k, v = (tensor.unsqueeze(0) for tensor in tensors())
     options = {
         "causal": True, "scale": 0.7, "softcap": 3.0, "sinks": torch.tensor([1.0, -2.0, 9.0, 0.0]),

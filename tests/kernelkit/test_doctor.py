@@ -1,5 +1,6 @@
-"""The doctor says what is here, where operators run by the rule that calls go by, and what is
-broken."""
+"""The doctor lists what is installed, where operators run (by the same rule as calls), and what is
+broken.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from tests.kernelkit.tuned_writer import PLACE, entry
 
 @pytest.fixture(autouse=True)
 def alone(tmp_path, monkeypatch):
-    """A machine without a GPU, with caches of its own."""
+    """A machine without a GPU, with empty caches."""
     for name in [name for name in os.environ if name.startswith(doctor.PREFIXES)]:
         monkeypatch.delenv(name)
     monkeypatch.setenv(store.VARIABLE, str(tmp_path / "cache"))
@@ -48,7 +49,7 @@ def test_a_machine_without_a_gpu_is_whole(capsys):
 
 
 def test_where_operators_run_is_what_a_call_is_told(monkeypatch):
-    """On an H100, and on a GPU that no kernel is written for."""
+    """The machine has an H100, and a GPU for which no kernel is written."""
     gpus = [{"device": f"cuda:{n}"} for n in range(2)]
     monkeypatch.setattr(doctor, "gpus", lambda: gpus)
     capabilities = {"cuda:0": (9, 0), "cuda:1": (7, 5)}
@@ -75,7 +76,7 @@ def test_a_missing_package_is_broken(monkeypatch, capsys):
     found, text = examined(capsys, code=1)
     assert found["problems"] == ["torch is missing"]
     assert "BROKEN: torch is missing" in text
-    assert "GPU" not in text  # which nobody could look for
+    assert "GPU" not in text  # nothing could look for one
 
 
 def test_tables_are_listed_with_why_they_do_not_hold(capsys):

@@ -1,4 +1,4 @@
-"""The short way of a public function: which calls take it, which may not, and what it keeps."""
+"""The shortcut of a public function: which calls take it, which may not, and what it keeps."""
 
 from __future__ import annotations
 
@@ -24,12 +24,16 @@ from tests.kernelkit.test_tape import held_by, matrix, odd
 from tests.support.hostile.calls import freed
 
 HINTS = {"seq_lens": "lengths"}
-CALLS: list[dict] = []  # arguments of those that went the whole way
+CALLS: list[dict] = []  # arguments of calls that took no shortcut
 
 
 @fronted(HINTS)
 def scaled(x, factors=None, *, more=None, factor=2.0, pair=None, out=None, all_of_it=False):
-    """Of `SCALED` O, or all results. pair: two factors; more: what nothing is done with."""
+    """Return O of `SCALED`, or all results.
+
+    pair: two factors.
+    more: ignored.
+    """
     if not torch.compiler.is_compiling():  # it would guard the list
         CALLS.append({"x": x, "factors": factors, "factor": factor})
     if type(all_of_it) is not bool:
@@ -41,7 +45,8 @@ def scaled(x, factors=None, *, more=None, factor=2.0, pair=None, out=None, all_o
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch):
-    """Calls take the way of CUDA tensors, in the emulator; none of another test is known."""
+    """Calls are treated as those with CUDA tensors, in the emulator; nothing is known from other
+    tests."""
     monkeypatch.setattr(module, "_on_gpu", lambda tensors: True)
     forget()
     CALLS.clear()
@@ -50,7 +55,7 @@ def as_on_a_gpu(monkeypatch):
 
 
 def whole_ways(call) -> int:
-    """How many of a call's were made past the short way."""
+    """Count how many calls take no shortcut."""
     before = len(CALLS)
     call()
     return len(CALLS) - before
@@ -64,7 +69,7 @@ def expected(x, factors=None, **options):
 
 
 def forms():
-    """Calls of which each is another one: (tensors, options)."""
+    """Yield calls (tensors, options) that all differ."""
     row = torch.randn(8)
     yield (matrix(),), {}
     yield (matrix(5, 8),), {}
@@ -128,7 +133,7 @@ EQUAL = [
 
 @pytest.mark.parametrize(("one", "other"), EQUAL, ids=str)
 def test_what_is_equal_is_not_the_same(one, other):
-    """Also in sequences: the function is asked for each."""
+    """Equal but different values, also in sequences, call the function once each."""
     assert one == other
     for more in (one, other):
         ways = [whole_ways(lambda more=more: scaled(matrix(), more=more)) for _ in range(2)]
@@ -167,7 +172,7 @@ def test_what_cannot_be_compared_goes_the_whole_way(more):
 
 
 def test_tensors_that_are_laid_out_otherwise():
-    """Shapes, strides, dtypes, one tensor twice, alignment."""
+    """Differences are shapes, strides, dtypes, one tensor twice, and alignment."""
     x, y = matrix(), matrix()
     for tensors, ways in (
         ((x, y), 1),
@@ -187,7 +192,7 @@ def test_tensors_that_are_laid_out_otherwise():
 
 
 def test_what_is_written_reaches_into_what_is_read():
-    """Each time the function is asked, as its checks may refuse it."""
+    """Such a call always reaches the function, whose checks may refuse it."""
     memory = matrix(10, 8)
     scaled(memory[:3], out=memory[6:9])
     assert whole_ways(lambda: scaled(memory[3:6], out=memory[:3])) == 0
@@ -205,7 +210,7 @@ def test_memory_that_is_gone():
 
 
 def test_gradients_are_refused_in_the_mode_of_each_call():
-    """Also where such a tensor is known from a call without autograd."""
+    """This holds also if such a tensor is known from a call without autograd."""
     for _ in range(3):
         with torch.no_grad():
             x = matrix().requires_grad_()
@@ -249,8 +254,8 @@ def test_a_profiler_sees_every_call():
 
 
 def test_what_is_no_plain_tensor():
-    """What a subclass, a lazy view, a transformation or a tracer makes of a tensor, whatever was
-    known before."""
+    """A subclass, a lazy view, a transformation or a tracer gets its own result, whatever was known
+    before."""
     x = matrix()
     step = torch.compile(scaled, backend="aot_eager", fullgraph=True)
 
@@ -308,7 +313,7 @@ def test_calls_of_inference_and_of_other_modes_of_autograd():
 
 @contextmanager
 def filling():
-    """Torch fills the memory that it makes."""
+    """Within the block torch fills the memory that it allocates."""
     torch.use_deterministic_algorithms(True)
     try:
         yield
@@ -317,18 +322,19 @@ def filling():
 
 
 def test_each_mode_of_filling_memory_is_known_by_itself():
-    """And each operator has a tape of its own for it."""
+    """Each operator has a separate tape for it."""
     scaled(matrix())
     with filling():
         assert [whole_ways(lambda: scaled(matrix())) for _ in range(2)] == [1, 0]
     assert len(SCALED.tapes.known) == 2
 
 
-# ---- what is learnt of a call
+# ---- what a call teaches
 
 
 def test_a_call_is_known_where_the_operator_was_given_what_the_function_was():
-    """Not where it converted or left out a tensor, asked twice, or returned something else."""
+    """A call is not learnt if the function converted or left out a tensor, called the operator
+    twice, or returned something else."""
 
     def converts(x):
         return SCALED({"x": x.clone()})[0]
@@ -378,7 +384,7 @@ def test_a_call_is_known_where_the_operator_was_given_what_the_function_was():
 
 
 def test_a_tensor_that_a_call_has_twice_may_come_once_to_the_operator():
-    """As a pool of K and V. Where it is not the same tensor, it is another call."""
+    """An example is a pool of K and V. With two different tensors it is another call."""
 
     def first_of(x, again):
         CALLS.append({})
@@ -416,7 +422,7 @@ def test_the_oldest_call_leaves(monkeypatch):
         scaled(matrix(rows, 8))
     assert len(scaled.calls.known) == len(SCALED.calls.known) == len(SCALED.tapes.known) == 2
     assert whole_ways(lambda: scaled(matrix(4, 8))) == 0
-    assert whole_ways(lambda: scaled(matrix(1, 8))) == 1  # in place of 5, which was asked earlier
+    assert whole_ways(lambda: scaled(matrix(1, 8))) == 1  # replaces 5, which was used earlier
     assert whole_ways(lambda: scaled(matrix(4, 8))) == 0
 
 
@@ -454,3 +460,8 @@ def test_a_wrong_name_is_answered_with_the_right_one():
             public(1, **{name: 2})
     with pytest.raises(TypeError, match="x is None"):
         public(None, window=1)
+
+
+def test_arguments_by_position_are_answered_with_their_names():
+    with pytest.raises(TypeError, match="public has 3 arguments by position: it takes x, and all"):
+        public(1, 2, 3)

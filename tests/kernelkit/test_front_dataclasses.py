@@ -1,5 +1,6 @@
-"""The short way of public functions that are given dataclasses, as `fused_moe` is, ask one of two
-operators, or return nothing."""
+"""The shortcut of public functions that take dataclasses, as `fused_moe` does, call one of two
+operators, or return nothing.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from tests.kernelkit.test_tape import matrix
 
 @dataclass(frozen=True)
 class Box:
-    """What options may be."""
+    """An option with two fields."""
 
     content: Any
     other: Any = None
@@ -28,7 +29,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Single:
-    """The same, of one field."""
+    """An option with one field."""
 
     content: Any
 
@@ -42,7 +43,7 @@ class Into:
 
 
 def write(given: Into) -> tuple[()]:
-    """What `SCALED` returns becomes the content of a tensor."""
+    """Write the result of `SCALED` to a tensor."""
     run(Arguments(given.x, out=given.row))
     return ()
 
@@ -52,7 +53,8 @@ INTO = Operator("test_front_into", Into, write, lambda given: (), results=0, wri
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch):
-    """Calls take the way of CUDA tensors, in the emulator; none of another test is known."""
+    """Calls are treated as those with CUDA tensors, in the emulator; nothing is known from other
+    tests."""
     monkeypatch.setattr(module, "_on_gpu", lambda tensors: True)
     forget()
     yield
@@ -99,7 +101,7 @@ def test_tensors_of_dataclasses_are_those_of_the_call():
 
 
 def test_a_function_of_one_of_two_operators():
-    """The other one writes, and returns nothing."""
+    """The other operator writes, and returns nothing."""
 
     @fronted()
     def either(x, out=None):

@@ -1,5 +1,6 @@
-"""What finds a kernel on disk: its config as text, the files that it is traced from, and whether
-those are what is loaded."""
+"""The key of a kernel on disk: its config as text, the files that it is traced from, and whether
+the loaded code is that of the files.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ def test_text_that_is_no_key_is_refused(text):
 @pytest.mark.parametrize("config", [
     {"class": "os:system", "fields": {"command": "exit 7"}},
     {"class": "subprocess:Popen", "fields": {"args": "true"}},
-    {"class": "kernelkit.compile.aot:os.system", "fields": {"command": "exit 7"}},  # by way of ours
+    {"class": "kernelkit.compile.aot:os.system", "fields": {"command": "exit 7"}},  # via our module
     {"class": "kernelkit.compile.aot:KernelKey.to_text", "fields": {}},
     {"class": "kernelkit.compile.aot:load", "fields": {"folder": "/"}},  # ours, but not a class
     {"class": "kernelkit.compile.aot:Path", "fields": {}},
@@ -72,7 +73,7 @@ def test_text_that_is_no_key_is_refused(text):
     {"class": "../../tests:x", "fields": {}},
 ])  # fmt: skip
 def test_a_text_calls_nothing_but_configs(config, monkeypatch):
-    """A record of kernels may come from anybody."""
+    """A record of kernels may come from anyone."""
     monkeypatch.setattr("os.system", lambda *_, **__: pytest.fail("called"))
     known = set(sys.modules)
     text = json.dumps({"source": ATTENTION, "arch": "sm_90a", "config": config})
@@ -112,8 +113,8 @@ def test_a_kernel_is_traced_from_what_it_reaches():
 
 
 def test_what_a_trace_imports_was_reached(tmp_path):
-    """All modules of ours that a process has after it imported a kernel, but for packages and what
-    these begin with."""
+    """These are all of our modules that a process has after importing a kernel, except packages and
+    what packages import."""
     code = (
         "import importlib, sys; importlib.import_module(sys.argv[1]);"
         "print(*(m for m in sys.modules if m.partition('.')[0] in sys.argv[2:]))"
@@ -133,13 +134,13 @@ def _is_package(module: str) -> bool:
 def test_packages_are_those_that_are_installed():
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     installed = set(re.findall(r'^    "(\w+)", "\1\.\*",$', project, re.M))
-    others = {"blackwell_engines", "cycle_model", "ptxemu"}  # that have no kernels
+    others = {"blackwell_engines", "cycle_model", "ptxemu"}  # without kernels
     assert installed == {*sources.PACKAGES, *others} == set(PACKAGES)
 
 
 @pytest.fixture
 def copy(tmp_path, monkeypatch):
-    """A copy of two packages, whose files may be changed."""
+    """A copy of packages, whose files may be changed."""
     for name in ("fmha", "kernelkit", "gqa_lowlatency"):
         shutil.copytree(ROOT / name, tmp_path / name)
     monkeypatch.setattr(sources, "ROOT", tmp_path)
@@ -183,7 +184,7 @@ def test_imports_are_found_however_they_are_written(copy, tmp_path, text):
 
 
 def kernel_modules() -> list[str]:
-    """Every module that `compile_once` may be given."""
+    """Every module with a `host_function`, which `compile_once` accepts."""
     modules = []
     for package in sources.PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
@@ -227,7 +228,7 @@ def test_what_is_not_traced_may_be_patched(monkeypatch):
 
 
 def test_a_function_of_a_changed_copy_of_its_module_is_patched(changed):
-    """Its own code is that of the file: what it calls is not."""
+    """The function's code is that of the file, but what it calls is not."""
     from moe.sm100.roles import epilogue
 
     changed(epilogue, [epilogue], "apply", ("setp.gt", "setp.le"))

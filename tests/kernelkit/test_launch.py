@@ -60,7 +60,7 @@ def at(prepared: PreparedLaunch, addresses: list[int], tensors: tuple = ()) -> N
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_prepared(device):
-    """Other tensors of the same sizes, by address alone."""
+    """Other tensors of the same sizes are passed by address alone."""
     target = choose_target(torch.device(device), "auto", None, ARCHS)
     x, y = matrix(device), matrix(device)
     prepared = PreparedLaunch(compile_scale(target.arch), (x, y, 2.5), target, x.device)
@@ -72,7 +72,7 @@ def test_prepared(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_launches_are_watched_and_repeated(device):
-    """Two launches, of which the second reads what the first wrote, on contents that change."""
+    """Two launches, the second of which reads what the first wrote; contents change."""
     target = choose_target(torch.device(device), "auto", None, ARCHS)
     x, y, z = matrix(device), matrix(device), matrix(device)
     compiled = compile_scale(target.arch)
@@ -80,7 +80,7 @@ def test_launches_are_watched_and_repeated(device):
     with watching(lambda *launched: seen.append(launched)):
         launch(compiled, (x, y, 2.0), target, x.device)
         launch(compiled, (y, z, -3.0), target, x.device)
-    launch(compiled, (z, y, 0.0), target, x.device)  # nobody watches
+    launch(compiled, (z, y, 0.0), target, x.device)  # this one is not watched
     assert torch.equal(z, -6.0 * x)
     with watching(lambda *_: None, launching=False):
         launch(compiled, (x, z, 0.0), target, x.device)
@@ -100,7 +100,7 @@ DESCRIPTION = WORD * 3  # address, sizes as two int32, stride of the rows
 
 
 def recorded(first: type = WORD) -> Recorded:
-    """The launch of `scale`: x, y, factor, stream."""
+    """A recorded launch of `scale`: x, y, factor, stream."""
     return Recorded(compile_scale("sm_90a"), (first, WORD, ctypes.c_float, WORD))
 
 
@@ -110,7 +110,8 @@ def prepare(compiled: Recorded, *tensors: torch.Tensor) -> PreparedLaunch:
 
 
 def test_a_recorded_launch_knows_its_memory(monkeypatch):
-    """Without a look through all objects of the process, which takes longer than many a launch."""
+    """The launch does not search all objects of the process, which takes longer than many a
+    launch."""
 
     def look() -> None:
         raise AssertionError("all that it touched is known")
@@ -126,7 +127,7 @@ def test_a_recorded_launch_knows_its_memory(monkeypatch):
 
 
 def test_what_a_prepared_native_launch_hands_over(monkeypatch):
-    """Addresses and stream of each call, the number of the first."""
+    """Each call passes its addresses and stream, and the factor of the first one."""
     gpu, compiled, x, y = Gpu(monkeypatch), recorded(), matrix("cpu"), matrix("cpu")
     prepared = prepare(compiled, x, y)
     gc.collect()
@@ -150,7 +151,7 @@ def test_a_prepared_launch_goes_to_its_device(monkeypatch):
 
 
 def test_a_tape_makes_its_gpu_the_current_one(monkeypatch):
-    """Once, for all of its launches."""
+    """The device is set once, for all launches of a tape."""
     gpu, compiled, x = Gpu(monkeypatch), recorded(), matrix("cpu")
 
     def call() -> tuple[torch.Tensor, ...]:
@@ -181,7 +182,7 @@ def test_a_launch_that_fails_raises(monkeypatch):
 
 
 def test_a_prepared_native_launch_keeps_its_kernel(monkeypatch):
-    """Whoever else forgets it: its code would be gone."""
+    """Without a reference its code would be unloaded when others release the kernel."""
     Gpu(monkeypatch)
     compiled = recorded()
     alive = weakref.ref(compiled)
@@ -193,7 +194,7 @@ def test_a_prepared_native_launch_keeps_its_kernel(monkeypatch):
 
 
 def test_a_prepared_native_launch_keeps_no_memory(monkeypatch):
-    """A cache may be tens of gigabytes; of it only the description stays, and stays right."""
+    """A cache may be tens of gigabytes: only its description is kept, and stays right."""
     Gpu(monkeypatch)
     compiled, memory = recorded(DESCRIPTION), np.zeros((5, 260), np.float32)
     alive, x = weakref.ref(memory), torch.from_numpy(memory)[:, :256]
@@ -209,7 +210,7 @@ def test_a_prepared_native_launch_keeps_no_memory(monkeypatch):
 
 @pytest.fixture(params=["at once", "prepared"])
 def native(request):
-    """(x, y, launches y = 2 x on the current stream)."""
+    """Return (x, y, a function that launches y = 2 x on the current stream)."""
     target = choose_target(torch.device("cuda"), "auto", None, ARCHS)
     x, y = matrix("cuda", 4096, 1024), matrix("cuda", 4096, 1024)
     given = compile_scale(target.arch), (x, y, 2.0), target, x.device
@@ -236,7 +237,7 @@ def test_native_follows_the_current_stream(native):
 
 @pytest.mark.hw
 def test_native_is_captured_in_a_graph(native):
-    """Captured on the capture's stream, replayed on new contents."""
+    """The launch is captured on the capture's stream, and replayed with new contents."""
     x, y, call = native
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -258,7 +259,7 @@ assert torch.equal(again[:, 0], o)
 
 
 def test_a_script_for_a_gpu_runs_in_the_emulator(tmp_path):
-    """`python -m ptxemu`: native launches come to the emulator."""
+    """`python -m ptxemu` redirects native launches to the emulator."""
     script, report = tmp_path / "script.py", tmp_path / "report.json"
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "ptxemu", "--report", report, script]

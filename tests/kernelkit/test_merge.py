@@ -43,7 +43,8 @@ def test_emulated(case):
 
 
 def test_adversarial_schedule():
-    """The lanes of a CTA meet in shared memory: any order of its warps gives the same."""
+    """The lanes of a CTA exchange data in shared memory: any order of its warps gives the same
+    result."""
     with emulation(ptxemu.Options(policy="adversarial")):
         check(CASES[4])
 
@@ -62,13 +63,13 @@ def part(shape=(1, 2, 3, 64), lse=0.0, fill=1.0, dtype=torch.bfloat16):
 
 
 def assert_constant(result, o, lse):
-    """Bit for bit; `lse` broadcasts over [B, H, S]."""
+    """Compare bit for bit; `lse` broadcasts over [B, H, S]."""
     assert torch.equal(result[0], torch.full_like(result[0], o))
     assert torch.equal(result[1], torch.as_tensor(lse).expand_as(result[1]))
 
 
 def test_rows_without_keys():
-    """Exactly 0 and -inf, or the sink; +inf counts as -inf."""
+    """Results are exactly 0 and -inf, or the sink; +inf counts as -inf."""
     parts = [part(lse=-math.inf, fill=math.nan), part(lse=math.inf, fill=math.nan)]
     assert_constant(merge(parts), 0.0, -math.inf)
     sinks = torch.tensor([2.5, -1e30, -math.inf])
@@ -76,7 +77,7 @@ def test_rows_without_keys():
 
 
 def test_far_apart():
-    """Weights that underflow, far up and far down; the larger part is returned bit for bit."""
+    """Weights underflow, at large and at small LSE; the larger part is returned bit for bit."""
     for high, low in ((3e38, -3e38), (1e5, 9e4), (-9e4, -1e5)):
         parts = [part(lse=low, fill=7.0), part(lse=high, fill=3.0)]
         for order in (parts, parts[::-1]):
@@ -101,7 +102,7 @@ def test_nothing_to_merge_launches_nothing(no_compile):
 
 
 def test_dtype_of_the_result():
-    """Of the first normalised part, else of the first part."""
+    """The default is the dtype of the first normalised part, else of the first part."""
     raw = (*part(dtype=torch.float32), torch.zeros(1, 3, 2))
     assert merge([raw, part()], return_lse=False).dtype == torch.bfloat16
     assert merge([raw], return_lse=False).dtype == torch.float32
@@ -138,7 +139,8 @@ def test_refusals(no_compile, parts, options, error, words):
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_103a", "sm_89"])
 def test_compiles_for_other_gpus(arch):
-    """16-byte loads and stores only, beside the statistics; the table stays in the parameters."""
+    """Apart from statistics, all loads and stores have 16 bytes; the table stays in the
+    parameters."""
     config = merge_plan.MergeConfig(128, ("bf16",), "bf16", False, False, False, 4, 1)
     ptx = kernel_compile.compile_once(config, arch, KERNEL).ptx
     widths = {line.split()[0] for line in ptx.splitlines() if ".global" in line}
@@ -158,7 +160,7 @@ SIZES = st.integers(1, 100)
 
 @given(st.integers(0, 8), SIZES, SIZES)
 def test_tiles_cover_rows(shift, positions, heads):
-    """A tile has its rows, and no more heads or idle positions than it must."""
+    """A tile has its number of rows, and no more heads or idle positions than necessary."""
     rows = 1 << shift
     tile = merge_plan.tile_positions(rows, positions, heads)
     assert rows % tile == 0
@@ -180,7 +182,7 @@ def test_threads_share_a_row(head_dim, dtypes, lanes):
 
 
 def random_case(seed: int) -> Case:
-    """Anything that `merge` takes, with many rows."""
+    """A random problem that `merge` accepts, with many rows."""
     draw = random.Random(seed)
     stacked = draw.random() < 0.4
     count = draw.choice((1, 2, 3, 4, 7, 33, 150))
@@ -202,7 +204,7 @@ def test_native(seed):
 
 @pytest.mark.hw
 def test_native_is_captured_in_a_graph():
-    """Captured once, replayed on new contents: nothing was copied from the host."""
+    """The graph is replayed with new contents: nothing was copied from the host."""
     case = Case(("bf16",) * 33, (2, 40, 8, 128))
     parts, _ = build(case, "cuda")
     argument = as_argument(parts, case)

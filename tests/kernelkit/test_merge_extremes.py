@@ -1,5 +1,6 @@
-"""Merging parts whose LSE is anything from -inf to 3e38, beside the definition of attention: a part
-is a key whose score is its LSE and whose value is its O."""
+"""Merging parts with any LSE from -inf to 3e38, compared with the definition of attention, in which
+a part is a key with its LSE as score and its O as value.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 @dataclass(frozen=True)
 class Kind:
-    """What a kernel is compiled for."""
+    """Values that determine the compiled kernel."""
 
     dtype: str
     sinks: bool
@@ -36,7 +37,7 @@ KINDS = [Kind("bf16", True, "sm_100a"), Kind("fp32", False, "sm_89")]
 
 
 def drawn(kind: Kind, pick: random.Random) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """O [N, 1, S, H, D] with NaN where a part has no keys, LSE [N, 1, H, S] and sinks [H]."""
+    """O [N, 1, S, H, D] with NaN if a part has no keys, LSE [N, 1, H, S] and sinks [H]."""
     generator = torch.Generator().manual_seed(pick.getrandbits(32))
     parts = pick.choice((1, 2, 3, 7))
     few = pick.sample(LSES, pick.choice((1, 2, 4, len(LSES))))

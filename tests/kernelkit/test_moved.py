@@ -35,7 +35,7 @@ def test_every_old_name_leads_to_a_module_and_is_none_itself():
 
 
 def test_old_names_are_the_same_modules():
-    """In a process of its own, in which nobody has imported anything."""
+    """Modules are imported in a fresh process."""
     command = [sys.executable, "-W", "error", "-W", "default::FutureWarning", "-c", PROGRAM]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What kernels are called in profilers, and ranges round operators."""
+"""Names of kernels in profilers, and ranges around operators."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def test_a_kernel_of_others_has_no_stem(name):
 
 
 def test_ptx_and_host_code_have_the_name():
-    """And the next compile of the same class another one; each with the word by which ptxas makes
-    the code that was measured."""
+    """The next compilation of the same class has another name. Both include ptxas' option for the
+    measured code."""
     from moe.routing.config import CombineConfig
 
     for top_k in (2, 3):
@@ -98,7 +98,7 @@ def test_a_config_may_go_without_the_word():
 
 @pytest.fixture
 def seen(monkeypatch):
-    """Names of the ranges that begin; as on a GPU where they are on."""
+    """Names of the ranges that begin, as on a GPU with ranges enabled."""
     names: list[str] = []
 
     @contextmanager

@@ -23,7 +23,7 @@ def rows_of(*values: tuple[float, ...]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float32)
 
 
-# What `apply_to_rows` calls in the kernel.
+# Functions that `apply_to_rows` calls in the kernel.
 
 
 def keep_below(scores, integers, _numbers):
@@ -47,7 +47,7 @@ def next_max(scores, _integers, numbers):
 
 
 def refer(scores, _integers, numbers):
-    """numbers: row_max, scale_log2, the shift before."""
+    """numbers: row_max, scale_log2, the previous shift."""
     top = online_softmax.top_score(scores, numbers[0])
     one_hot = online_softmax.ONE_HOT_LOG2 / numbers[1]
     found = online_softmax.refer(top, numbers[0], numbers[2], numbers[1], one_hot, SLACK_LOG2)
@@ -84,7 +84,7 @@ def finish_with_sink(_scores, _integers, numbers):
 
 
 def kept_by(apply, bounds: torch.Tensor) -> torch.Tensor:
-    """bool [rows, COLUMNS]: which scores survived; those that did are unchanged."""
+    """Return a mask of surviving scores, bool [rows, COLUMNS]; surviving scores are unchanged."""
     scores = torch.arange(COLUMNS).float().expand(len(bounds), -1)
     after, _ = run(apply, scores, torch.zeros(1, 1), bounds)
     assert torch.equal(after[after != -INF], scores[after != -INF])
@@ -145,7 +145,7 @@ def test_first_keys_of_a_row_shrink_nothing():
 
 
 def test_what_a_row_refers_to_moves_with_its_shift():
-    """The maximum as in `next_max`; acc_scale is the ratio of weights before and after."""
+    """The maximum is that of `next_max`; acc_scale is the ratio of weights before and after."""
     scale_log2 = 0.3
     older = torch.tensor([-3.0, -3.0, 1e7, 2.0**22])
     tops = torch.tensor([-100.0, 60.0, 1.1e7, 2.0**22 + 30])
@@ -164,7 +164,7 @@ def test_what_a_row_refers_to_moves_with_its_shift():
 
 
 def test_first_keys_of_a_row_shrink_nothing_that_is_summed():
-    """Whatever the maximum is, the factor is finite."""
+    """The factor is finite for any maximum."""
     scores = torch.full((4, COLUMNS), -INF)
     scores[1:, 3] = torch.tensor([-5.0, -1e5, 1e5])
     _, results = run(refer, scores, rows_of((-INF, 1.0, 0.0)))
@@ -173,7 +173,8 @@ def test_first_keys_of_a_row_shrink_nothing_that_is_summed():
 
 
 def test_of_scores_beyond_all_others_the_largest_count():
-    """Equal ones equally, by at most 2^8 more or less than 1; the next numbers of fp32 do not."""
+    """Scores equal to the maximum get equal weights, from 2^-8 to 2^8; those one fp32 below get at
+    most 2^-15 of that."""
     tops = torch.tensor([2.0**28, 1.2e9, -3.3e9, 7e19, 2.9e38, -2.9e38])
     scores = tops[:, None].repeat(1, COLUMNS)
     scores[:, 2:] = torch.nextafter(tops, torch.tensor(-INF))[:, None]
@@ -182,7 +183,7 @@ def test_of_scores_beyond_all_others_the_largest_count():
         assert (after[:, 0] == after[:, 1]).all()
         assert ((after[:, 0] >= 2.0**-8) & (after[:, 0] <= 2.0**8)).all()
         assert (after[:, 2:] <= 2.0**-15 * after[:, :1]).all()
-        # A tile with the same maximum changes nothing, one with a larger one all.
+        # A tile with the same maximum changes nothing, one with a larger maximum everything.
         again = torch.stack((results[:, 0], torch.full((6,), scale_log2), results[:, 3]), dim=1)
         _, same = run(refer, scores, again)
         assert torch.equal(same[:, 1], torch.ones(6))
@@ -207,7 +208,7 @@ def test_weights_and_their_sum():
 
 
 def test_the_error_of_the_polynomial():
-    """Every exponent that a weight may have, in steps of 1/64; integers come out exact."""
+    """Every exponent of a weight, in steps of 1/64; integers are exact."""
     exponents = torch.linspace(-126, 15, 141 * 64 + 1)
     exponents = torch.cat((exponents, exponents[:-1] + 0.0071, torch.arange(-126.0, 16)))
     scores = torch.nn.functional.pad(exponents, (0, -len(exponents) % COLUMNS)).view(-1, COLUMNS)

@@ -1,5 +1,6 @@
-"""Operators of a small problem: when a call is repeated, that nothing of an earlier one is left,
-and who sees it."""
+"""Operators of a small problem: when a call is repeated, that it leaves nothing to later ones, and
+which modes see it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from tests.kernelkit.test_tape import held_by, matrix, odd
 
 @dataclass(frozen=True)
 class Bias:
-    """Added to each row."""
+    """A row that is added to each row of x."""
 
     row: torch.Tensor
     times: int = 1
@@ -37,7 +38,7 @@ class Bias:
 
 @dataclass(frozen=True)
 class Arguments:
-    """Of out = factor * (x + bias), fp32 [rows, 8]."""
+    """Arguments of out = factor * (x + bias), fp32 [rows, 8]."""
 
     x: torch.Tensor
     bias: Bias | None = None
@@ -48,7 +49,7 @@ class Arguments:
 
 
 def run(given: Arguments) -> tuple[torch.Tensor, ...]:
-    """(out, out as integers elsewhere, rows): a launch between operations of torch."""
+    """Return (out, out as integers elsewhere, rows): a launch between torch operations."""
     if given.factor < 0:
         raise ValueError(f"factor {given.factor}: at least 0")
     if given.kind == "read" and given.x.sum().item() > 0:
@@ -65,18 +66,18 @@ def run(given: Arguments) -> tuple[torch.Tensor, ...]:
 
 
 def empty(given: Arguments) -> tuple[torch.Tensor, ...]:
-    """Results that are not written yet."""
+    """Allocate the results without writing them."""
     x = given.x
     out = x.new_empty(x.shape) if given.out is None else given.out
     return out, x.new_empty(x.shape).view(torch.int32), x.new_empty(0, 8)
 
 
-# `run` may write over what it reads: the tests of tapes let the two overlap.
+# `run` may overwrite its input: the tests of tapes let the two overlap.
 SCALED = Operator("kernelkit_tests_scaled", Arguments, run, empty, results=3, pools=True)
 
 
 def recalled(**fields):
-    """As on a GPU, in the emulator."""
+    """Call as on a GPU, in the emulator."""
     flat = SCALED.schema.flat(fields)
     names = [leaf.name for leaf in SCALED.schema.tensors if "out" in fields or leaf.name != "out"]
     tensors = [flat.pop(name, None) for name in names]
@@ -89,7 +90,7 @@ def same(results, expected) -> bool:
 
 @pytest.fixture(autouse=True)
 def kept():
-    """The tapes of this thread; none of another test."""
+    """The tapes of this thread, without those of other tests."""
     forget()
     yield SCALED.tapes.known
     forget()
@@ -97,7 +98,7 @@ def kept():
 
 @pytest.fixture
 def runs(monkeypatch):
-    """Arguments of calls that went the whole way down."""
+    """Arguments of calls that reached the operator's function."""
     seen = []
     monkeypatch.setattr(SCALED, "_run", lambda given: seen.append(given) or run(given))
     return seen
@@ -107,7 +108,7 @@ def runs(monkeypatch):
 
 
 def calls():
-    """Calls of which each needs a tape of its own."""
+    """Yield calls that each need a separate tape."""
     row = torch.randn(8)
     yield {"x": matrix()}
     yield {"x": matrix(5, 8)}
@@ -142,20 +143,20 @@ def test_layouts_are_all_but_addresses_and_contents():
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
-    """Calls take the way of CUDA tensors, in the emulator."""
+    """Calls are treated as those with CUDA tensors, in the emulator."""
     monkeypatch.setattr(module, "_on_gpu", lambda tensors: True)
 
 
 @pytest.fixture
 def dispatched(as_on_a_gpu, monkeypatch):
-    """Calls that went by way of torch's dispatcher."""
+    """Calls that went through torch's dispatcher."""
     seen, dispatch = [], SCALED._dispatch
     monkeypatch.setattr(SCALED, "_dispatch", lambda flat: seen.append({**flat}) or dispatch(flat))
     return seen
 
 
 def test_the_dispatcher_is_asked_once(runs, dispatched):
-    """Of what it adds nothing to."""
+    """Calls are those to which the dispatcher adds nothing."""
     for number, (call, *others) in enumerate(zip(calls(), calls(), calls(), strict=True), 1):
         SCALED(call)
         for other in others:  # other tensors
@@ -166,7 +167,8 @@ def test_the_dispatcher_is_asked_once(runs, dispatched):
 
 
 def test_the_dispatcher_is_asked_again_for_what_is_laid_out_otherwise(runs, dispatched):
-    """Also where shapes and options are the same: strides, dtypes, one tensor twice, alignment."""
+    """Shapes and options may be equal: strides, dtypes, one tensor twice, and alignment
+    count, too."""
     x = matrix()
     for given, times in (
         ({"x": x, "factors": matrix()}, 1),
@@ -189,7 +191,7 @@ def test_the_dispatcher_is_asked_again_for_what_is_laid_out_otherwise(runs, disp
 
 
 class Watch(TorchDispatchMode):
-    """A mode that counts operators of ours."""
+    """A mode that counts our operators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -201,7 +203,7 @@ class Watch(TorchDispatchMode):
 
 
 class WatchFunctions(TorchFunctionMode):
-    """The same of functions."""
+    """A mode that counts functions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,7 +216,7 @@ class WatchFunctions(TorchFunctionMode):
 
 @pytest.mark.parametrize("mode", [Watch, WatchFunctions])
 def test_a_mode_sees_every_call(mode, as_on_a_gpu):
-    """Also one that is known, or comes to be known within it."""
+    """Calls that are known, or become known within the mode, are included."""
     for before in (1, 0):
         x = matrix(before + 2, 8)
         for _ in range(2 * before):
@@ -234,11 +236,11 @@ def test_a_profiler_sees_every_call(as_on_a_gpu):
 
 
 class Subclass(torch.Tensor):
-    """Results of operators are of it, too."""
+    """Results of operators have this class, too."""
 
 
 def test_the_dispatcher_is_asked_for_what_is_no_plain_tensor(as_on_a_gpu):
-    """What a subclass, a lazy view, a transformation or a tracer makes of a tensor."""
+    """A subclass, a lazy view, a transformation or a tracer gets its own result."""
     x = matrix()
     expected = 2 * x
 
@@ -288,7 +290,7 @@ def test_the_dispatcher_is_asked_for_what_is_no_plain_tensor(as_on_a_gpu):
 
 
 def test_the_dispatcher_is_asked_each_time_within_transformations(dispatched):
-    """Also for plain tensors, whose results may be no plain ones there."""
+    """Plain tensors are included: their results may not be plain there."""
     x = matrix()
     for times in (1, 1, 2, 3, 4):
         if times == 1:
@@ -349,21 +351,22 @@ def test_what_is_refused_or_read_is_not_kept(kept):
 
 
 def test_other_addresses_need_another_tape(runs, kept):
-    """The same memory twice, memory that is aligned less; and the same once more."""
+    """The changes are one tensor twice, and less alignment; then the first addresses again."""
     x, y = matrix(), matrix()
     for given in ((x, y), (x, x), (x, y), (odd((3, 8), 4), y), (x, y), (odd((3, 8)), y)):
         wanted = run(Arguments(given[0].clone(), factors=given[1].clone()))
         try:
             assert same(recalled(x=given[0], factors=given[1]), wanted)
-        except ValueError:  # what the kernel does not take
+        except ValueError:  # an address that the kernel does not accept
             assert given[0].data_ptr() % 16
-    # No tape says that x and y differ, so the first one serves until they once were the same.
+    # No tape requires x and y to differ, so the first one serves until they have been the same.
     assert len(kept) == 1
     assert len(runs) == 2
 
 
 def test_what_is_written_lies_apart_from_what_is_read(runs, dispatched):
-    """Or as far from it as in the call that was checked; all else is checked."""
+    """Results may also have the distance of the call that was checked; other calls are checked
+    again."""
     memory = matrix(10, 8)
     for (x, out), times in (
         ((memory[:3], memory[6:9]), 1),
@@ -380,7 +383,7 @@ def test_what_is_written_lies_apart_from_what_is_read(runs, dispatched):
 
 
 def test_nothing_of_an_earlier_call_is_left(runs):
-    """Neither addresses nor contents."""
+    """Neither addresses nor contents remain."""
     for number in (1.0, 3.0, 0.5):
         row, factors = torch.full((8,), number), torch.full((3, 1), number)
         given = {"x": matrix(), "bias": Bias(row), "factors": factors}
@@ -403,7 +406,7 @@ def test_a_kept_tape_holds_no_tensor_and_keeps_no_memory_alive(kept):
 
 @dataclass(frozen=True)
 class Parts:
-    """Of their sum, weighted where there are weights."""
+    """Arguments of a sum of parts, with optional weights."""
 
     parts: tuple[torch.Tensor, ...]
     weights: tuple[torch.Tensor | None, ...]
@@ -418,7 +421,7 @@ SUMMED = Operator("kernelkit_tests_summed", Parts, run_sum, run_sum, results=1)
 
 
 def test_sequences_of_tensors_are_part_of_a_call():
-    """How many there are, and which are missing."""
+    """The number of tensors counts, and which are missing."""
     kept, x, row = SUMMED.tapes.known, matrix(), torch.randn(8)
     lists = [([x], [None]), ([x] * 2, [None, row]), ([x] * 2, [row, None]), ([x] * 2, [row] * 2)]
     for number, (parts, weights) in enumerate(lists, 1):

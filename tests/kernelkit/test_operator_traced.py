@@ -1,4 +1,4 @@
-"""Operators of a small problem: what callers and tracers see of them."""
+"""Operators of a small problem, as callers and tracers see them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that a TypedDict names: what `help` shows of them, defaults, and wrong names."""
+"""Options declared in a TypedDict: their help texts, defaults, and wrong names."""
 
 from __future__ import annotations
 

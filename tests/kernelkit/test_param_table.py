@@ -11,7 +11,7 @@ from kernelkit.device.param_table import ParamTable, Word, word_names
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """A matrix by its address."""
+    """A matrix, given by its address."""
 
     address: Word
     stride: Word
@@ -19,7 +19,7 @@ class Matrix:
 
 @dataclass(frozen=True, kw_only=True)
 class OneParams:
-    """A kernel of one matrix."""
+    """Parameters of a kernel with one matrix."""
 
     count: Word
     first: Matrix
@@ -27,7 +27,7 @@ class OneParams:
 
 @dataclass(frozen=True, kw_only=True)
 class TwoParams(OneParams):
-    """A kernel of two."""
+    """Parameters of a kernel with two matrices."""
 
     second: Matrix
 

@@ -1,4 +1,4 @@
-"""Reports of emulated launches call warps and barriers as the kernel's plan does."""
+"""Reports of emulated launches name warps and barriers as the kernel's plan does."""
 
 from __future__ import annotations
 

@@ -59,10 +59,10 @@ HANDED = Edge("rows", "load", "compute", 2, Signal.TMA, "rows", 512, release=Sig
 @pytest.mark.parametrize(
     ("edge", "full", "empty"),
     [
-        # (signal reaches, arrivals, bytes announced) of one stage. The role that issues MMAs plays
-        # in the leader, so: copies of both CTAs, 2 x 4096 bytes, one announcement; a commit to
-        # each CTA's own barrier; the 128 threads of both CTAs; what stays between the roles of
-        # one CTA is as without a pair.
+        # (signal reaches, arrivals, bytes announced) of one stage. The role that issues MMAs runs
+        # in the leader, so: copies of both CTAs, 2 x 4096 bytes, one announcement; a commit to each
+        # CTA's own barrier; the 128 threads of both CTAs; edges between roles of one CTA are as
+        # without a pair.
         (RING, (Reach.LEADER, 1, 8192), (Reach.BOTH, 1, 0)),
         (QUESTION, (Reach.BOTH, 1, 0), None),
         (ANSWER, (Reach.LEADER, 256, 0), None),
@@ -90,7 +90,7 @@ def test_who_leads_a_pair():
     plan = EdgePlan(ROLES, (RING, QUESTION, ANSWER), ctas=2)
     assert [role.name for role in ROLES.roles if plan.leads(role.name)] == ["issue"]
     assert not replace(plan, ctas=1).leads("issue")
-    # Nobody issues MMAs: two CTAs side by side.
+    # No role issues MMAs: the two CTAs are independent.
     assert not EdgePlan(ROLES, (HANDED,), ctas=2).leads("load")
 
 
@@ -129,11 +129,11 @@ def test_tensor_memory():
     plan = TmemPlan((s, p, o))
     plan.check()
     assert plan.allocated == 256  # 192 columns, rounded up to a power of two
-    assert TmemPlan((replace(o, begin=0, columns=1),)).allocated == 32  # the least that alloc gives
+    assert TmemPlan((replace(o, begin=0, columns=1),)).allocated == 32  # least allocation
     assert plan["P"].end == 128
 
 
-# Of a pair: threads of the leader would have to arrive in both CTAs.
+# In a pair the leader's threads would have to arrive in both CTAs.
 WORD = Edge("word", "issue", "compute", 1, Signal.THREADS, "word", freed_by="exit")
 BACK = replace(
     HANDED, name="back", producer="compute", consumer="issue", signal=Signal.THREADS, tx_bytes=0
@@ -145,7 +145,7 @@ CANNOT_WORK = [
     (RolePlan((Role("a", 0, 4, "", 200), Role("b", 4, 2, "", 40))), "6 warps"),
     (RolePlan((Role("a", 0, 6, "", 200), Role("b", 6, 2, "", 40))), "warps 4..7"),
     (RolePlan((Role("a", 0, 4, "", 100),)), "100 registers"),
-    # 12 warps x 32 threads x 240 registers. A launch of 384 threads takes 168 for each, no more.
+    # 12 warps x 32 threads x 240 registers. A launch of 384 threads gets at most 168 for each.
     (RolePlan((Role("a", 0, 12, "", 240),)), "92160 registers in all, limit 64512: 168 a thread"),
     (RolePlan((Role("a", 0, 8, "", 200), Role("b", 8, 4, "", 112))), "65536 registers in all"),
     (EdgePlan(ROLES, (RING, RING)), "names repeat"),

@@ -1,4 +1,4 @@
-"""Schemas of operators from dataclasses: the text, the way there and back, what is refused."""
+"""Schemas of operators from dataclasses: the text, flattening and rebuilding, what is refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernelkit.call.operator import Schema
 
 @dataclass(frozen=True)
 class Blocks:
-    """One number for each block of a tensor."""
+    """A tensor with one number per block of another tensor."""
 
     each: torch.Tensor
     size: int = 16
@@ -21,7 +21,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Packed:
-    """Elements, and what they are read with."""
+    """Elements, and the scales to decode them."""
 
     data: torch.Tensor
     blocks: Blocks | None = None
@@ -30,7 +30,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Arguments:
-    """Every kind of field."""
+    """Arguments with every kind of field."""
 
     x: torch.Tensor
     w: Packed
@@ -77,7 +77,7 @@ def test_the_text():
 
 @pytest.mark.parametrize("name", GIVEN)
 def test_there_and_back(name):
-    """By names of leaves, of which those at their default are left out."""
+    """Leaves are named; those with their default are left out."""
     given = GIVEN[name]
     flat = SCHEMA.flat(vars(given))
     assert SCHEMA.build(flat) == given
@@ -124,7 +124,7 @@ PLACES = ("x", "h.blocks.each", "parts[1]")
 
 
 def with_one(tensor: torch.Tensor, path: str) -> dict:
-    """Arguments whose other tensors are plain."""
+    """Return arguments with `tensor` at `path`; all other tensors are plain."""
     given = {"x": tensor, "h.blocks.each": Packed(X, Blocks(tensor)), "parts[1]": (X, tensor)}
     return vars(PLAIN) | {path.partition(".")[0].removesuffix("[1]"): given[path]}
 

@@ -26,7 +26,7 @@ from lab.house.source import ROOT
 
 ARCH = "sm_90a"
 NO_DSL = "import sys; sys.modules['cutlass'] = None\n"  # importing it raises
-FORK = multiprocessing.get_context("fork")  # torch is imported, and threads have none started
+FORK = multiprocessing.get_context("fork")  # torch is imported, and has started no threads
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def cache(tmp_path, monkeypatch) -> Store:
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory) -> Path:
-    """The folder of a store with one kernel, to be copied."""
+    """The folder of a store with one kernel, to copy."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, str(tmp_path_factory.mktemp("filled") / "cache"))
         forget(patch)
@@ -68,7 +68,7 @@ def compiled(threads: int = 256):
 
 @pytest.fixture
 def traces(monkeypatch) -> list[str]:
-    """'compiled', or 'found' where the traced code was known, of each trace."""
+    """Events of each trace: 'compiled', or 'found' if the traced code was known."""
     seen = []
 
     def traced(*arguments):
@@ -112,12 +112,12 @@ def test_without_a_cache_every_process_compiles(cache, traces, monkeypatch):
 
 
 def test_a_patched_kernel_shares_no_key(cache, traces, monkeypatch):
-    """Neither is it served the plain one, nor does anybody get it for the plain one."""
+    """A patched kernel is not served the plain one, and never serves as the plain one."""
     with monkeypatch.context() as patch:
         forget(patch)
         real = checksum_kernel.load_bytes
         patch.setattr(checksum_kernel, "load_bytes", lambda *a, **k: real(*a, **k))
-        same = compiled()  # does the same by another name: the traced code is that of the plain one
+        same = compiled()  # another name for the same function: the traced code is equal
         assert pristine.patched("kvcache.movement.checksum_kernel") != []
         assert not files(cache, "configs")
     with monkeypatch.context() as patch:
@@ -136,7 +136,7 @@ def test_a_patched_kernel_shares_no_key(cache, traces, monkeypatch):
 
 
 def test_another_fingerprint_is_another_config(warm, traces, monkeypatch):
-    """A change of the sources that the kernel does not see: it is traced, and not compiled."""
+    """A change of the sources that does not affect the kernel: it is traced, but not compiled."""
     compiled()
     forget(monkeypatch)
     monkeypatch.setattr("kernelkit.compile.sources.fingerprint", lambda module: "changed")
@@ -198,7 +198,7 @@ def test_what_was_used_least_recently_goes_first(warm):
     for number in range(6):
         small.put_kernel(f"{number:064}", artifact)
         os.utime(small._kernel_path(f"{number:064}"), (number, number))
-    assert small.kernel(f"{0:064}") is not None  # used now
+    assert small.kernel(f"{0:064}") is not None  # most recently used now
     small.evict()
     left = [number for number in range(6) if small.kernel(f"{number:064}") is not None]
     assert left == [0, 3, 4, 5]
@@ -220,7 +220,7 @@ def _compile_and_report(queue, traces: list[str]) -> None:
 
 
 def test_processes_that_start_at_once_compile_once(cache, traces):
-    compile_kernel(ChecksumConfig(64), ARCH)  # so that the DSL is imported
+    compile_kernel(ChecksumConfig(64), ARCH)  # imports the DSL
     queue = FORK.Queue()
     workers = [FORK.Process(target=_compile_and_report, args=(queue, traces)) for _ in range(8)]
     for worker in workers:
@@ -253,7 +253,7 @@ def test_a_killed_process_leaves_no_torn_file_and_no_lock(cache):
 
 
 def test_kernels_with_lines_are_those_of_their_checkout(monkeypatch):
-    """Another one has other paths in its PTX; without lines both share kernels."""
+    """Another checkout has other paths in its PTX; without lines both share kernels."""
     assert str(sources.ROOT) not in settings().values()
     monkeypatch.setenv("CUTE_DSL_LINEINFO", "1")
     assert str(sources.ROOT) in settings().values()
@@ -282,7 +282,7 @@ def test_sums_are_right_from_disk(warm, monkeypatch):
 
 
 def test_a_kernel_of_a_config_that_is_no_more_is_listed(warm):
-    """As after an update: the key has a field that the class has not."""
+    """The state is that after an update: the key has a field that the class lacks."""
     (row,) = warm.listed()
     assert row["title"].startswith("kvcache.movement.checksum_kernel ChecksumConfig()")
     (path,) = (warm.folder / "configs").glob("*/*.json")

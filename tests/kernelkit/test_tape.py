@@ -1,4 +1,4 @@
-"""Tapes: what is done again at other addresses, which of them will do, what has no tape."""
+"""Tapes: what is repeated at other addresses, which addresses fit, and which calls have no tape."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def taped(call, *inputs: torch.Tensor, **options) -> tuple[tuple, Tape | None]:
 
 
 def check(call, *inputs: torch.Tensor, others=None) -> Tape:
-    """The tape of a call gives what the call gives: of other inputs, too, and once more."""
+    """Check that the tape of a call gives its results: for other inputs, too, and repeatedly."""
     results, tape = taped(call, *inputs)
     expected = [result.clone() for result in results]
     others = others or [matrix(*tensor.shape) for tensor in inputs]
@@ -61,7 +61,7 @@ def test_scratch_is_new_each_time():
 
 
 def test_a_launch_is_given_parts_of_tensors():
-    """At the same distance from where they begin, of inputs and of what is made."""
+    """Parts keep their distance from the tensor's beginning, for inputs and for new tensors."""
 
     def call(x):
         y = x.new_zeros(5, 8)
@@ -100,7 +100,7 @@ def test_a_tape_that_gives_less_makes_what_it_gives_and_uses():
     assert [len(tape.makers), len(tape.repeat([x]))] == [4, 5]
 
 
-# ---- which addresses will do
+# ---- which addresses fit
 
 
 def odd(shape: tuple[int, ...], elements: int = 1) -> torch.Tensor:
@@ -114,13 +114,13 @@ def double(x, *others):
 
 @pytest.mark.parametrize(("first", "fitting"), [(0, {0, 4}), (1, {0, 1, 2, 4}), (2, {0, 2, 4})])
 def test_an_address_is_aligned_as_the_first_one_was(first, fitting):
-    """Up to 16 bytes: who looked at it may have chosen a kernel by it."""
+    """Alignment counts up to 16 bytes: the kernel may have been chosen by it."""
     _, tape = taped(double, odd(SHAPE, first))
     assert {n for n in (0, 1, 2, 4) if tape.repeat([odd(SHAPE, n)])} == fitting
 
 
 def test_what_is_written_stays_as_far_from_the_others():
-    """Where it reaches into one of them, and otherwise only apart."""
+    """A result that overlapped an input keeps its distance; others only have to stay apart."""
 
     def into(x, y):
         return (scaled(x, 2.0, y),)
@@ -142,7 +142,8 @@ def test_what_is_written_stays_as_far_from_the_others():
 
 
 def test_parts_of_one_storage_are_told_apart():
-    """By where they begin; what begins elsewhere may be of either, if they stay as far apart."""
+    """Parts are identified by where they begin. One that begins elsewhere may belong to either, if
+    the distance stays the same."""
 
     def begin(x, y):
         return scaled(x, 2.0), scaled(y, 3.0)
@@ -167,7 +168,7 @@ def test_what_the_host_reads_is_seen():
         lambda x: (x * x.sum().item(),),
         lambda x: (x * 2 if (x > 0).all() else x * 3,),
         lambda x: (x[x.argmax() // 8] * 1,),  # an index
-        lambda x: (x * len(x.to("meta")),),  # to another device, as tolist() of a GPU
+        lambda x: (x * len(x.to("meta")),),  # copies to another device, as tolist() on a GPU does
     ):
         _, tape = taped(call, matrix())
         assert tape.reads
@@ -175,7 +176,7 @@ def test_what_the_host_reads_is_seen():
 
 
 def test_tensors_from_elsewhere_cannot_be_repeated():
-    """Nobody would know that they are still there, or still the right ones."""
+    """Their lifetime and identity would be unknown."""
     other = matrix()
     for call in (lambda x: (x + other,), lambda x: (scaled(x, 2.0, other),), lambda x: (other,)):
         _, tape = taped(call, matrix())
@@ -197,7 +198,7 @@ def test_a_dry_run_launches_nothing():
 
 
 def test_a_tape_of_poisoned_outputs_poisons_them_again(monkeypatch):
-    """Also on a GPU, where it allocates past torch otherwise."""
+    """A GPU is included, where allocation otherwise bypasses torch."""
     monkeypatch.setattr("kernelkit.call.tape._empty_strided_cuda", lambda *layout: "unfilled")
     like = SimpleNamespace(shape=(2,), stride=lambda: (1,), dtype=torch.float32)
     like.device = torch.device("cuda")
@@ -210,7 +211,7 @@ def test_a_tape_of_poisoned_outputs_poisons_them_again(monkeypatch):
 
 
 def test_zeros_that_stay():
-    """New ones for each repetition, unless a plan holds them; outside of a tape, too."""
+    """Each repetition gets new ones, unless a plan holds them; also outside of a tape."""
 
     def call(x):
         zeros = zeros_that_stay(8, x)
@@ -230,7 +231,7 @@ def test_zeros_that_stay():
 
 
 def held_by(owner: object) -> list[torch.Tensor]:
-    """Tensors that an object leads to, but for what belongs to modules and classes."""
+    """Tensors reachable from an object, except through modules and classes."""
     seen, todo = {id(owner)}, [owner]
     for value in todo:
         for other in gc.get_referents(value):

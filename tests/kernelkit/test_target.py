@@ -1,4 +1,4 @@
-"""Where a kernel runs is decided by device, wish and what it is written for; never silently."""
+"""Device, request and the kernel's architectures decide where a kernel runs; never silently."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ CHOSEN = [  # device, its compute capability, (backend, arch), archs of the kern
 
 @pytest.mark.parametrize(("device", "version", "wish", "archs", "target"), CHOSEN)
 def test_device_and_wish_choose(capability, device, version, wish, archs, target):
-    """The emulator runs Hopper kernels on wish, or where there is no other."""
+    """The emulator runs Hopper kernels on request, or if there is no other kernel."""
     capability(*version)
     assert choose_target(device, *wish, archs) == target
 
 
 BLACKWELL = ("sm_100a",)
-REFUSED = [  # the same, error, words
+REFUSED = [  # the same columns, then error and message
     (CPU, 0, ("gpu", None), BOTH, ValueError, "backend 'gpu'"),
     (CPU, 0, ("cuda", None), BOTH, ValueError, "needs CUDA tensors"),
     (CPU, 0, ("auto", "sm_80"), BOTH, NotImplementedError, "arch 'sm_80'"),

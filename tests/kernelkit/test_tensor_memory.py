@@ -1,5 +1,5 @@
-"""What the PTX of kernels says where tensor memory begins and ends, and between the CTAs of a pair:
-forms that the manual asks for by its letter, and that no emulator misses.
+"""PTX of kernels where the lifetime of tensor memory begins and ends, and between the CTAs of a
+pair: forms that the manual requires, but whose absence no emulator notices.
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ SCORES = BlockScaledConfig("indexer_fp4", 64, 1, "fp32", box=32)
 
 @dataclass(frozen=True)
 class Kernel:
-    """make: compiles it. barrier: the last one in front of the end of its tensor memory."""
+    """A kernel with tensor memory.
+
+    make: compiles it.
+    barrier: the last barrier before its tensor memory is freed.
+    """
 
     make: Callable
     barrier: int = ALL_THREADS
@@ -62,19 +66,19 @@ KERNELS = {
 
 @functools.cache
 def instructions(name: str) -> tuple[str, ...]:
-    """Of a kernel, in the order of the text, which its roles follow each other in."""
+    """Instructions of a kernel in the order of the text, in which its roles follow each other."""
     lines = (line.strip() for line in KERNELS[name].make().ptx.splitlines())
     return tuple(re.sub(r"\s+", " ", line) for line in lines if line and line[0] not in "/.{}$")
 
 
 def last(found: tuple[str, ...], pattern: str) -> int:
-    """Place of the last instruction that begins so."""
+    """Index of the last instruction that begins with `pattern`."""
     return max(place for place, line in enumerate(found) if re.match(pattern, line))
 
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_what_uses_tensor_memory_is_ordered_before_its_end(name):
-    """Between the last use and the barrier behind which it is freed is a fence."""
+    """A fence lies between the last use and the barrier after which the memory is freed."""
     found = instructions(name)
     barrier = last(found, rf"bar(rier)?\.sync {KERNELS[name].barrier}\b")
     assert barrier < last(found, r"tcgen05\.dealloc")
@@ -84,7 +88,8 @@ def test_what_uses_tensor_memory_is_ordered_before_its_end(name):
 
 @pytest.mark.parametrize("name", [name for name in KERNELS if "pair" in name])
 def test_tensor_memory_of_a_pair_is_allocated_where_the_peer_is_known_to_run(name):
-    """Behind a cluster barrier, and in front of a barrier behind which the address is read."""
+    """Allocation comes after a cluster barrier, and before the barrier after which the address is
+    read."""
     found = instructions(name)
     places = [
         next(place for place, line in enumerate(found) if re.match(pattern, line))
@@ -102,7 +107,7 @@ def test_tensor_memory_of_a_pair_is_allocated_where_the_peer_is_known_to_run(nam
 
 @pytest.mark.parametrize("name", ["grouped pair", "scores"])
 def test_descriptors_of_scale_factors(name):
-    """Of every copy to tensor memory: what is beside the address is a constant."""
+    """Descriptors of copies to tensor memory are constants, except for the address."""
     found = instructions(name)
     copied = [re.search(r"(%rd\d+);", line)[1] for line in found if line.startswith("tcgen05.cp")]
     assert copied

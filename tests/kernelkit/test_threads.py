@@ -1,4 +1,4 @@
-"""Threads that call operators at the same time: each has the result of the same call alone."""
+"""Threads that call operators at the same time: each gets the result of the call alone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ CALLS = {"attention": _attention, "decode": _decode, "moe": _moe}
 
 @pytest.mark.parametrize("family", CALLS)
 def test_calls_in_threads(family):
-    """The first of them compile, too. Each thread repeats its call: the second one is short."""
+    """The first call in each thread may compile. Each thread calls twice: the second call takes the
+    shortcut."""
     torch.manual_seed(0)
     call = CALLS[family]()
     kernel_compile.forget()

@@ -1,4 +1,4 @@
-"""The tolerance rule, number by number, and that it lets nothing special through."""
+"""The tolerance rule, number by number; no special value passes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The tuner finds what is fastest, believes no wrong result, keeps what it found, and says what it
-cannot do; all by a clock that is a function here."""
+"""The tuner finds the fastest choice, trusts no wrong result, keeps what it found, and reports what
+it cannot do; the clock is a function here.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ NOISE = 0.02
 
 
 def cost_of(choice: dict, seed: int) -> float:
-    """Microseconds without noise: a landscape with a slope for each option, some of them close."""
+    """Microseconds without noise: a landscape with a slope for each option; some choices are
+    close."""
     if not choice:
         return 14.0
     mixed = random.Random(zlib.crc32(json.dumps([choice, seed], sort_keys=True).encode()))
@@ -35,7 +37,7 @@ def cost_of(choice: dict, seed: int) -> float:
 
 
 class Clock:
-    """Samplers of a shape, noisy, and how often they were asked."""
+    """Noisy samplers of a shape, which count their samples."""
 
     def __init__(self, seed: int, refuse: tuple = (), noise: float = NOISE) -> None:
         self.seed, self.refuse, self.noise, self.samples = seed, refuse, noise, 0
@@ -162,7 +164,7 @@ def test_candidates_that_cannot_run_are_refused_with_their_reason():
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_kernels_that_cannot_be_compiled_end_no_search(monkeypatch, broken):
-    """Those who compile beside it only save time: who launches one is told why it fails."""
+    """Parallel compilers only save time: the error appears when a kernel is launched."""
     asked = []
 
     class Pool(ThreadPoolExecutor):

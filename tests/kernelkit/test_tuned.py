@@ -1,5 +1,6 @@
-"""What choose steps do with choices that were measured: every family takes them, callers win, and
-where there are none it costs nothing."""
+"""Measured choices: every family uses them, callers override them, and without any there is no
+cost.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ from q8_0 import warm as q8_0_warm
 from q8_0.blocks import soa_bytes
 
 META = torch.device("meta")
-GPU = torch.device("cuda", 0)  # whose table is there
-# operator -> architectures that it has kernels of its own for
+GPU = torch.device("cuda", 0)  # its table exists
+# operator -> architectures that have their own kernels
 ARCHS = {
     "attention": ("sm_100a", "sm_90a", "sm_89"),
     "decode": ("sm_100a", "sm_90a", "sm_89"),
@@ -68,7 +69,7 @@ def applied(tuned: Tuned, item: Item) -> Item:
 
 @pytest.fixture
 def tuned() -> Tuned:
-    """With choices for items of three sizes, of which two do not fit."""
+    """Choices for items of three sizes, two of which do not fit."""
     made = Tuned("items", {"sm_90a": ["none"]}, ["width"])
     wanted = {1: {"width": 4}, 2: {"width": 16}, 3: {"size": 5}}
     made._tables[GPU] = {text_of(Item(size)): choice for size, choice in wanted.items()}
@@ -148,7 +149,7 @@ def test_a_look_up_without_files_costs_less_than_a_microsecond(tuned):
 
 
 def asked(name: str, arch: str, choice: dict) -> tuple[list, object]:
-    """Kernels of the default shape with a choice, and its problem."""
+    """Return the kernels of the default shape with a choice, and its problem."""
     about = tune.subject(name)
     operator, given = about.call(about.shape(), META, arch)
     with collecting() as keys, forcing(name, choice) as forced:
@@ -178,7 +179,7 @@ def test_a_choice_is_what_is_compiled(name, arch):
 
 @pytest.mark.parametrize("name", ARCHS)
 def test_what_is_stored_for_a_shape_is_found_by_its_call(name, monkeypatch):
-    """By the text of its problem, in a process whose tensors are on a GPU."""
+    """The choice is found by the text of its problem, in a process whose tensors are on a GPU."""
     arch = ARCHS[name][-1]
     rules, found = asked(name, arch, {})
     about = tune.subject(name)
@@ -220,7 +221,8 @@ def test_decode_takes_a_choice_unless_something_is_given_or_bits_are_promised(mo
 
 
 def test_what_follows_from_a_measured_cluster_is_chosen_as_ever():
-    """A ring for a CTA alone on its SM, which a cluster that a user gives does not have."""
+    """An example is a ring for a CTA alone on its SM, which a cluster requested by the user would
+    not have."""
     arguments = decode_choose.Load(keys=65536, heads=8)
     wished = DecodeConfig(cluster=0, group=8)
     rules = decode_choose.config_for(wished, "sm_90a", arguments)
@@ -242,7 +244,7 @@ def test_a_fused_layer_takes_choices_of_both_products():
 
 
 def test_q8_0_keeps_its_bits():
-    """No choice changes what says in which order sums are added up."""
+    """No choice changes the order of sums."""
     for seed in range(20):
         about = tune.subject("q8_0.matvec")
         shape = about.draw(random.Random(seed))
@@ -262,10 +264,10 @@ def test_q8_0_keeps_its_bits():
 
 
 def other_choice(name: str, arch: str) -> tuple[dict, str, list]:
-    """A choice that compiles another kernel than the rules, its problem, and that kernel."""
+    """Return a choice that compiles another kernel than the rules, its problem, and that kernel."""
     rules, found = asked(name, arch, {})
     choices = tune.subject(name).choices(found, arch)
-    if name == "q8_0.product":  # of which a warm-up has all that the rules know, which stand first
+    if name == "q8_0.product":  # a warm-up has all kernels that the rules know, which come first
         choices = choices[::-1]
     for choice in choices:
         keys, _ = asked(name, arch, choice)
@@ -282,7 +284,7 @@ WARM = {
 
 @pytest.mark.parametrize("name", WARM)
 def test_a_warm_up_finds_what_was_measured(name, monkeypatch):
-    """Of the sizes that it is asked for, and of no others."""
+    """The warm-up finds choices of the requested sizes, and no others."""
     module, sizes = WARM[name]
     choice, text, keys = other_choice(name, "sm_90a")
     about = tune.subject(name)
@@ -304,7 +306,7 @@ def test_tensors_without_memory_may_stand_for_those_of_a_gpu(tuned, stands):
 
 
 def test_warm_ups_of_products_stand_for_their_device(monkeypatch):
-    """Of q8_0 with few tokens and many, and of a layer of experts; between thresholds, too."""
+    """These are q8_0 with few tokens and many, and a layer of experts; also between thresholds."""
     weights = q8_0.Weights(torch.empty(soa_bytes(4096, 4096), dtype=torch.uint8, device=META),
                            4096, 4096, "soa")  # fmt: skip
     few, many = (other_choice(name, "sm_90a") for name in ("q8_0.matvec", "q8_0.product"))

@@ -37,7 +37,7 @@ def numbers(folder: Path) -> set[int]:
 
 @pytest.fixture
 def here(tmp_path, monkeypatch) -> Path:
-    """The folder of a user on the machine of PLACE, with one entry for the sources of today."""
+    """A user's folder on the machine of PLACE, with one entry for the current sources."""
     monkeypatch.setenv(store.VARIABLE, str(tmp_path))
     monkeypatch.setattr(tuned_files, "machine_of", lambda _: PLACE.machine)
     monkeypatch.setattr(tuned_files, "SHIPPED", tmp_path / "shipped")

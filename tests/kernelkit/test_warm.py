@@ -1,4 +1,4 @@
-"""Warm-ups name every kernel that sizes can choose, and compile each once."""
+"""Warm-ups list every kernel that can be chosen for the sizes, and compile each once."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def on_meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 ])  # fmt: skip
 @pytest.mark.parametrize("heads", [(64, 8), (8, 1)])
 def test_decode_chooses_no_other(arch, options, heads, monkeypatch):
-    """Nor where a device runs fewer wide clusters at once than the emulator, which has no limit."""
+    """This also holds for devices that run fewer wide clusters at once than the emulator, which has
+    no limit."""
     chance = random.Random(1)
 
     def arguments(batch: int, keys: int) -> gqa_lowlatency.arguments.Arguments:
@@ -72,7 +73,7 @@ def test_decode_chooses_no_other(arch, options, heads, monkeypatch):
 @pytest.mark.parametrize("options", [{}, {"pdl": True}])
 @pytest.mark.parametrize("heads", [(64, 8), (15, 5)])
 def test_decode_knows_gpus_of_all_sizes(heads, options):
-    """Where there are no clusters: a Jetson and the largest GPU are of one architecture."""
+    """Without clusters, a Jetson and the largest GPU are of one architecture."""
     choose, warm, arch = gqa_lowlatency.choose, gqa_lowlatency.warm, "sm_120a"
     q, kv = on_meta(1, heads[0], 128), on_meta(1, 5000, heads[1], 128)
     arguments = gqa_lowlatency.arguments.Arguments(q, kv, kv, arch=arch, **options)
@@ -123,7 +124,8 @@ def test_a_layer_of_experts_chooses_no_other(fmt):
     ("--model gpt-oss-120b --experts 128 --top-k 4 --bias", 5000),
 ])  # fmt: skip
 def test_arranged_experts_choose_no_other(flags, tokens, arch):
-    """Their tiles fill waves of CTAs: neighbours may differ, and both sides of them agree."""
+    """Tiles fill waves of CTAs: neighbouring sizes may differ, while sizes on both sides of them
+    agree."""
     asked = EXPLAIN["moe"].parser("").parse_args(f"--activations bf16 {flags}".split())
     layer = layer_of(asked)
     w13, w2 = (layer.mixed_product(name) for name in ("w13", "w2"))
@@ -146,7 +148,7 @@ def test_arranged_experts_choose_no_other(flags, tokens, arch):
     ("sm_120a", (8192, 2080)), ("sm_80", (129, 64)),
 ])  # fmt: skip
 def test_a_matrix_in_q8_0_chooses_no_other(arch, sizes, layout):
-    """With as many tokens as a prompt has; with few, choices are listed one by one."""
+    """Sizes are those of prompts; for few tokens the choices are listed one by one."""
     weights, chance = empty(*sizes, layout, "meta"), random.Random(1)
     most = 20_000
     given = weights, ["bf16"], range(16, most), True, (arch, 132)
@@ -170,7 +172,7 @@ def test_a_cache_names_its_kernels(layout):
 
 
 def test_thresholds_are_found():
-    """By looks that grow with the thresholds, not with the sizes."""
+    """The number of probes grows with the number of thresholds, not with the sizes."""
     asked = []
 
     def kernels_at(size: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Arguments that operators write to: they overlap no other argument, and can be written."""
+"""Arguments that operators write: they overlap no other argument, and can be written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kernelkit.call.tensors import require_writable
 
 @dataclass(frozen=True)
 class Moved:
-    """Tensors of an operator that writes the first two."""
+    """Arguments of an operator that writes the first two tensors."""
 
     one: torch.Tensor
     two: torch.Tensor
@@ -34,7 +34,7 @@ MOVED = Operator(
 
 
 def refusal(*tensors: torch.Tensor) -> str:
-    """Return what the operator says, '' where it ran."""
+    """Return the operator's error, '' if it ran."""
     RAN.clear()
     try:
         MOVED(dict(zip(("one", "two", "read"), tensors, strict=True)))

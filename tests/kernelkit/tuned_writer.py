@@ -1,5 +1,6 @@
-"""A process that writes measured choices: to the folder of the first argument, those of the numbers
-behind it. With 'die' it is killed between the temporary file and the renaming."""
+"""A process that writes measured choices: first argument: the folder; then the entries' numbers.
+With 'die' it is killed between writing the temporary file and renaming it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ PLACE = Place("decode", Machine("Test GPU", 132, "sm_90a", "570.1"), "ab" * 32)
 
 
 def entry(number: int, cluster: int = 2) -> Entry:
-    """Of a problem with so many keys."""
+    """Entry for a problem with `number` keys."""
     return Entry({"keys": number}, {"cluster": cluster}, 9.0, 10.0, (({}, 10.0),), 1.0)
 
 

@@ -1,4 +1,4 @@
-"""What tests of several files here share."""
+"""Fixtures that several test files here share."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from kvcache.movement import launch as forward
 
 @pytest.fixture
 def no_launches(monkeypatch):
-    """Nothing compiles, nothing is launched."""
+    """Fail if anything is compiled or launched."""
     monkeypatch.setattr(kernel_compile, "_make", lambda *_: pytest.fail("compiled"))
     monkeypatch.setattr(forward, "launch", lambda *_: pytest.fail("launched"))

@@ -1,8 +1,8 @@
-"""Attention straight from the cache: tables as a step has them, keys and values where they lie.
+"""Attention straight from the cache: tables as in a step, keys and values where they are stored.
 
-A cache is lived in first (hits, forks with copies on write, drafts taken back, the host tier,
-blocks that were somebody else's), and whatever nobody holds is NaN. Then the operators read the
-pages of every layer in place and are as exact as over dense tensors of what is true.
+The cache is used first (hits, forks with copies on write, drafts rolled back, the host tier, blocks
+of former requests), and slots that nothing holds are NaN. Then the operators read the pages of
+every layer in place, with the tolerance for dense tensors of the true values.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ARCHS = ("sm_90a", "sm_100a")
 
 @dataclass(frozen=True)
 class Layers:
-    """Plain keys and values: tokens of a block, layers, KV heads, query heads of each, columns."""
+    """Plain keys and values: tokens per block, layers, KV heads, query heads of each, columns."""
 
     block: int = 16
     layers: int = 2
@@ -52,11 +52,11 @@ class Layers:
         )  # fmt: skip
 
 
-# -- a cache that has been lived in ---------------------------------------------------------------
+# -- a used cache ---------------------------------------------------------------------------------
 
 
 def forget(shadow: Shadow) -> None:
-    """NaN in every slot that nobody holds and nobody can find."""
+    """Write NaN to every slot that no request holds or can find."""
     manager = shadow.cache.manager
     for pool in (Pool.BLOCKS, Pool.STATES):
         slots = manager.pools[pool]
@@ -66,7 +66,8 @@ def forget(shadow: Shadow) -> None:
 
 
 def lived(layout: Layout) -> Shadow:
-    """Four requests: two that share blocks, one that was taken back, one that was away."""
+    """Return a used cache with four requests: two share blocks, one was rolled back, one was
+    offloaded."""
     size = layout.block_tokens
     sizes = Sizes(14, states=6, checkpoints=6, host_blocks=6, host_states=2)
     shadow = Shadow(Cache(layout, sizes))
@@ -94,7 +95,7 @@ def lived(layout: Layout) -> Shadow:
 
 
 class Spy:
-    """Tensors that launches read or write where they lie."""
+    """Record the tensors that launches read or write in place."""
 
     def __init__(self) -> None:
         self.places: set[tuple] = set()
@@ -103,7 +104,7 @@ class Spy:
         self.places |= {_place(tensor) for tensor, offset in addressed if not offset}
 
     def saw(self, *tensors: torch.Tensor) -> bool:
-        """These very bytes, in the same order, and no copy of them."""
+        """Whether these very bytes, in the same order, were used, and no copy."""
         return self.places.issuperset(map(_place, tensors))
 
 
@@ -119,7 +120,7 @@ def spy():
 
 
 def lie_in(pool: torch.Tensor, pages: torch.Tensor) -> bool:
-    """A view of the pool, a slot behind another as they are there."""
+    """Whether `pages` is a view of the pool, with the pool's order and distance of slots."""
     begin = pages.data_ptr() - pool.data_ptr()
     same = pages.untyped_storage().data_ptr() == pool.untyped_storage().data_ptr()
     apart = pages.stride(0) * pages.itemsize == pool.stride(0) > pages[0].numel() * pages.itemsize
@@ -127,13 +128,14 @@ def lie_in(pool: torch.Tensor, pages: torch.Tensor) -> bool:
 
 
 def judge(found, exact, rounded) -> None:
-    """O and LSE, by the tolerance of the packages."""
+    """Check O and LSE, by the tolerance of the packages."""
     for verdict in verdicts(found, exact, rounded):
         assert verdict.ok, str(verdict)
 
 
 def judge_each(shadow, copy, names, q, found, family, **options) -> None:
-    """What the newest token of each request makes of all that it sees of a copy of two arrays."""
+    """Judge the newest token of each request over the keys that it sees in one copy of two
+    arrays."""
     for index, request in enumerate(shadow.histories):
         mine, o, lse = (x[index : index + 1] for x in (q, *found))
         keys = [shadow.entries(request, name, copy, newest=True) for name in names]
@@ -148,7 +150,7 @@ def random_queries(count: int, heads: int, dim: int) -> torch.Tensor:
 
 
 def step_of(shadow: Shadow, tokens: int = 1):
-    """The next tokens of everybody, in a step that is open."""
+    """Return an open step with the next tokens of every request."""
     batch = {request: ids(tokens, 9) for request in shadow.histories}
     return shadow.cache.step(batch)
 
@@ -157,7 +159,7 @@ def step_of(shadow: Shadow, tokens: int = 1):
 
 
 def check_decode(shape: Layers, arch: str, spy: Spy) -> None:
-    """A token for every request, all layers, by `gqa_lowlatency.decode`."""
+    """Decode one token of every request, in all layers, by `gqa_lowlatency.decode`."""
     layout = shape.layout
     shadow = lived(layout)
     entry, pool = (shape.heads, shape.dim), shadow.cache.storage.pools[Pool.BLOCKS]
@@ -175,12 +177,12 @@ def check_decode(shape: Layers, arch: str, spy: Spy) -> None:
             )
             assert spy.saw(k, v, lens, table)
             judge_each(shadow, copy, "kv", q, found, gqa_lowlatency, arch=arch)
-        assert (table == 0).any()  # the null block, behind the short ones
+        assert (table == 0).any()  # the null block, after the short ones
     shadow.check()
 
 
 def check_prefill(shape: Layers, tokens: int, spy: Spy) -> None:
-    """Some tokens for every request behind those in the cache, by `fmha.attention`."""
+    """Process some tokens of every request after those in the cache, by `fmha.attention`."""
     layout = shape.layout
     shadow = lived(layout)
     entry, pool = (shape.heads, shape.dim), shadow.cache.storage.pools[Pool.BLOCKS]
@@ -242,7 +244,7 @@ def test_prefill(shape, tokens, spy):
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("draft", [0, 1])
 def test_a_ring_is_a_page(arch, draft, spy):
-    """Of as many rows as the window has: softmax does not ask for their order."""
+    """The ring has as many rows as the window: softmax does not depend on their order."""
     window = 32
     shape = Layers(window=window, draft=draft)
     shadow = lived(shape.layout)
@@ -267,7 +269,7 @@ def test_a_ring_is_a_page(arch, draft, spy):
 
 @pytest.mark.parametrize("draft", [3, 8])
 def test_a_ring_with_drafts_is_no_page(draft):
-    """It has rows that the next token does not see."""
+    """Such a ring has rows that the next token does not see."""
     shadow = Shadow(Cache(Layers(window=32, draft=draft).layout, Sizes(4, states=2)))
     words = f"ring 'k_window' has {32 + draft - 1} rows for a window of 32"
     with pytest.raises(ValueError, match=words):
@@ -294,7 +296,8 @@ def latents(layout: Layout, tokens: int) -> Shadow:
 
 
 def check_latents(shadow: Shadow, name: str, spy: Spy) -> None:
-    """All entries of a stream or ring, K and V at once, for the newest token of every request."""
+    """Attend to all entries of a stream or ring, K and V at once, for each request's newest
+    token."""
     array, pools = shadow.layout.find(name), shadow.cache.storage.pools
     with step_of(shadow) as step:
         tables = shadow.write(step)
@@ -318,7 +321,7 @@ def test_csa_entries(spy):
 
 
 def test_hca_entries_of_wide_blocks(spy):
-    """Blocks of 1024 tokens have 8 entries of a layer side by side, as many as a page has."""
+    """Blocks of 1024 tokens have 8 adjacent entries of a layer, as many as a page."""
     check_latents(latents(WIDE, 1100), "hca", spy)
 
 
@@ -327,7 +330,7 @@ def test_swa_entries(spy):
 
 
 def test_what_attention_does_not_take():
-    """One HCA entry of a block of 128 tokens is less than a page; 512 columns are fmha's alone."""
+    """A block of 128 tokens has one HCA entry, less than a page; only fmha has 512 columns."""
     shadow = Shadow(Cache(V4, Sizes(2, states=1)))
     q, one = random_queries(1, 4, 512), torch.ones(1, 1, dtype=torch.int32)
     hca, csa = (shadow.cache.pages(name, 0, BF16, LATENT) for name in ("hca", "csa"))

@@ -1,5 +1,6 @@
-"""Calls of the cache's functions that cannot be: a named error, or the right result. Those of a
-manager and a cache object are in `lab.soak.wrong_types`."""
+"""Invalid calls of the cache's functions: an error that names the argument, or the right result.
+`lab.soak.wrong_types` has those of a manager and a cache object.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +83,7 @@ def laid_out(**options):
 
 
 def words_of(pool: torch.Tensor, first: int) -> torch.Tensor:
-    """bf16 [3, 64] in the bytes of a slot."""
+    """View a slot's bytes as bf16 [3, 64]."""
     return pool.view(-1)[first : first + 3 * 128].view(torch.bfloat16).view(3, 64)
 
 
@@ -237,7 +238,7 @@ def test_a_named_error(attempt, words):
     "tokens",
     [
         [1 << 63],
-        [1 << 63, 1],  # of which numpy makes floats
+        [1 << 63, 1],  # numpy makes floats of these
         [np.uint64(1 << 63), -1],
         [-(1 << 63) - 1],
         [0, HUGE],
@@ -245,7 +246,7 @@ def test_a_named_error(attempt, words):
     ],
 )
 def test_token_ids_are_int64(tokens):
-    """None of them wraps around to one that somebody else has."""
+    """No token id wraps around to that of another token."""
     manager = Manager(PLAIN, Sizes(4))
     for use_cache in (True, False):
         error = refused(lambda use=use_cache: manager.admit("one", tokens, use_cache=use), "prompt")
@@ -257,7 +258,7 @@ def test_token_ids_are_int64(tokens):
 
 
 def test_a_prompt_of_placeholders_hits_nothing():
-    """-1 is what placeholders are kept as, and a token like any other."""
+    """Placeholders are stored as -1, which is also a valid token."""
     manager = Manager(gqa(1, 2, 64, block_tokens=16), Sizes(8))
     request = manager.admit("known", [-1] * 40).request
     manager.append({request: [-1] * 40})
@@ -302,7 +303,7 @@ def test_buffers_of_a_step_are_plain_tensors():
 
 
 def test_a_step_that_is_abandoned_twice_takes_no_checkpoint_of_others():
-    """Its slots may have been handed out again by then."""
+    """The step's slots may have been handed out again by then."""
     layout = Layout("ring", 4, (STREAM,), (Ring("r", RECORD, 4, 1),))
     manager = Manager(layout, Sizes(8, 2, checkpoints=1))
     request = manager.admit("first", [1, 2, 3, 4, 5]).request
@@ -316,7 +317,7 @@ def test_a_step_that_is_abandoned_twice_takes_no_checkpoint_of_others():
 
 
 def test_rows_take_integers_of_numpy():
-    """Small ones would overflow where bytes are counted."""
+    """Small numpy types would overflow in computations of bytes."""
     rows = Rows(POOL, np.uint8(0), np.uint8(0), np.uint8(8), RECORD)
     assert [type(size) for size in (rows.data_offset, rows.scale_offset, rows.rows)] == [int] * 3
     rows.check()
@@ -325,7 +326,8 @@ def test_rows_take_integers_of_numpy():
 
 
 def test_memory_beside_is_no_overlap(no_launches):
-    """Rows of one slot that lie beside what is read, piece by piece between the slots."""
+    """Rows of a slot lie next to the tensor that is read, which lies piece by piece between the
+    slots."""
     between = MEMORY[:3, 2048 : 2048 + 128].view(torch.bfloat16)
     nowhere = torch.full((3,), -1)
     for rows, x in ((ROWS, between), (replace(ROWS, data_offset=2176), between)):

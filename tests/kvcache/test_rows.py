@@ -1,4 +1,4 @@
-"""An entry's bytes do not depend on other entries, whatever stands in one of them."""
+"""An entry's bytes do not depend on other entries, whatever those contain."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The commands of scripts/, and what stands behind them in lab/."""
+"""Tests of the commands of scripts/, and of their code in lab/."""

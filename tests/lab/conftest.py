@@ -1,4 +1,4 @@
-"""What the tests of scripts share beyond `run` and `printed` (tests/conftest.py)."""
+"""Fixtures of the tests of scripts, beyond `run` and `printed` (tests/conftest.py)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture
 def written(printed, tmp_path: Path) -> Callable[..., tuple[str, Any]]:
-    """The same of a command with --json, and what it writes there."""
+    """Like `printed`, for a command with --json; returns the text and the file's content."""
 
     def call(command: str, *more: object) -> tuple[str, Any]:
         report = tmp_path / "report.json"

@@ -1,4 +1,4 @@
-"""bench.py kvcache-host: figures, files, and vLLM's pool where its sources are."""
+"""bench.py kvcache-host: figures, files, and vLLM's pool if its sources are installed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Block:
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
-    """Something that is laid out as vLLM is, and forgotten afterwards."""
+    """A folder laid out like vLLM; its modules are removed afterwards."""
     core = tmp_path / "vllm" / "v1" / "core"
     core.mkdir(parents=True)
     (core / "block_pool.py").write_text(POOL)
@@ -73,7 +73,7 @@ def test_figures(printed, written, tmp_path):
 
 
 def test_kept_blocks_are_evicted():
-    """What that row measures: each block that is taken was found by its content before."""
+    """The row measures eviction: each block that is taken was kept for its content before."""
     pool, gone = _bench_allocator.SlotPool("blocks", 8, first=1), []
     pool.on_evict = lambda slot, key: gone.append(key)
     _bench_allocator._register_all(pool)

@@ -1,4 +1,6 @@
-"""`bench.py emulator`: which part of ptxemu a sample belongs to, the table, and a kernel of it."""
+"""`bench.py emulator`: the part of ptxemu that a sample belongs to, the table, and one of its
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ ROWS = [
 
 
 def part_below(*calls: str) -> str:
-    """Of a stack whose functions, from outside to inside, stand in these files: 'path:function'."""
+    """Return the part for a stack of functions in these files, from outside to inside:
+    'path:function'."""
     inner = lambda: part_of(sys._getframe())  # noqa: E731
     for call in reversed(calls):
         path, _, function = call.partition(":")

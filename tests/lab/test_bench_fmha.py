@@ -1,5 +1,6 @@
-"""bench.py fmha without a GPU: rows and their FLOP, who computes them, the gate in front of every
-time, turns on a simulated GPU, tables and files. What needs a GPU is marked `hw`."""
+"""bench.py fmha without a GPU: rows and their FLOP, peers, the check before every time, turns on a
+simulated GPU, tables and files. Tests that need a GPU are marked `hw`.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +87,7 @@ def test_a_window_of_gpt_oss_is_128_keys():
 
 
 def exact(problem, inputs):
-    """O by fp64 scores and a mask."""
+    """O from fp64 scores and a mask."""
     q, k, v = (x.double().transpose(1, 2) for x in (inputs.q, inputs.k, inputs.v))
     group = problem.q_heads // problem.kv_heads
     scores = q @ k.repeat_interleave(group, 1).transpose(2, 3) * problem.head_dim**-0.5
@@ -109,14 +110,14 @@ def test_names_of_flags_are_those_of_peers():
 
 
 def peer_rows(problem, *names):
-    """The rows that `launches_of` leaves, and the launches."""
+    """Return the rows that `launches_of` leaves, and the launches."""
     rows = [{"peer": name} for name in names]
     return {row["peer"]: row for row in rows}, fmha.launches_of(problem, rows)
 
 
 @pytest.fixture
 def on_cpu(monkeypatch):
-    """Inputs of the benchmark are on the CPU."""
+    """The benchmark's inputs are on the CPU."""
     monkeypatch.setattr(fmha, "inputs_of", lambda problem: inputs_of(problem, "cpu"))
 
 
@@ -155,7 +156,7 @@ def test_torch_says_why_it_has_no_kernel(monkeypatch):
 
 
 def fake_flash(q, k, v, **given):
-    """What FlashAttention-4 has of an interface."""
+    """The part of FlashAttention-4's interface that is used."""
     flags = {"causal": given["causal"]}
     if "window_size" in given:
         left, right = given["window_size"]
@@ -170,7 +171,7 @@ def fake_flash(q, k, v, **given):
 
 
 class FakeRagged:
-    """What is used of FlashInfer."""
+    """The part of FlashInfer that is used."""
 
     def __init__(self, workspace, layout):
         assert (workspace.dtype, layout) == (torch.uint8, "NHD")
@@ -190,7 +191,7 @@ class FakeRagged:
 
 @pytest.fixture
 def installed(monkeypatch):
-    """Stand-ins for what is installed on no machine of the tests."""
+    """Stand-ins for packages that the tests' machines lack."""
     package, cute, ragged = ModuleType("flash_attn"), ModuleType("cute"), ModuleType("flashinfer")
     cute.flash_attn_func = fake_flash
     ragged.BatchPrefillWithRaggedKVCacheWrapper = FakeRagged
@@ -301,7 +302,7 @@ class SimulatedEvent:
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """The simulated one, whose clock falls from reading to reading, each of which takes 1 ms."""
+    """A simulated GPU whose clock falls from reading to reading; each reading takes 1 ms."""
     made = Simulated()
     monkeypatch.setattr(turns, "torch", SimpleNamespace(cuda=made))
 
@@ -366,7 +367,7 @@ def test_clock_and_power_by_nvidia_smi(monkeypatch):
 
 
 def made_up(problem=SMALL, name="gqa"):
-    """Rows as a GPU would give them: ours 1.25 times as fast as the best peer."""
+    """Rows as from a GPU: ours is 1.25 times as fast as the best peer."""
     same = {"kind": "time", "rows": name, "problem": str(problem), **dataclasses.asdict(problem)}
     rows = []
     for peer, us in {OURS: 4.0, "fa4": 5.0, "cudnn": 8.0}.items():
@@ -409,7 +410,7 @@ def test_a_file_is_shown_again(printed, run, tmp_path):
 
 @pytest.mark.usefixtures("on_cpu")
 def test_a_run_from_end_to_end(written, gpu, monkeypatch, tmp_path):
-    """On a GPU that computes on the CPU and is timed in the simulated one."""
+    """The GPU computes on the CPU, and is timed on the simulated one."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(fmha, "flush_buffer", lambda: gpu)

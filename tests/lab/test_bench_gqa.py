@@ -1,5 +1,6 @@
-"""bench.py gqa without a GPU: problems, the reference, the gate in front of every time, peers on
-the CPU, tables and files. What needs a GPU is marked `hw`."""
+"""bench.py gqa without a GPU: problems, the reference, the check before every time, peers on the
+CPU, tables and files. Tests that need a GPU are marked `hw`.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ def test_bytes_and_sets_of_a_rotation():
     for length in (1024, 8192, 65536):
         small = Problem(1, length, 64, 8, 128, "bf16")
         assert small.sets(cache) >= 2
-        assert (small.sets(cache) - 1) * small.nbytes > 2 * cache  # of the others, between two uses
+        assert (small.sets(cache) - 1) * small.nbytes > 2 * cache  # read between two uses of a set
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "e4m3"])
@@ -86,12 +87,12 @@ def test_what_does_not_fit_is_refused(problem):
 
 
 def rows(problem, sets, **peers):
-    """Rows of peers: as many microseconds as there are launches."""
+    """Rows of peers, which take as many microseconds as there are launches."""
     return gqa.rows_of(problem, peers, lambda launches: {"n": lambda: len(launches)}, sets=sets)
 
 
 def answers(change=lambda k, o: o):
-    """A peer that is right but for `change`, of the number of the set and O."""
+    """A peer that is right, except for `change` (number of the set, O)."""
 
     def make(problem, sets):
         made = [exact(inputs).to(torch.bfloat16) for inputs in sets]
@@ -151,13 +152,13 @@ def test_decode_is_right_in_the_emulator():
 
 
 def paged(q, pages_k, pages_v, table):
-    """O by page numbers."""
+    """O of keys addressed by page numbers."""
     k, v = (x[table].flatten(1, 2) for x in (pages_k, pages_v))
     return exact((q, k, v)).to(q.dtype)
 
 
 class Wrapper:
-    """What flashinfer_fa2 uses of FlashInfer, on any device."""
+    """The part of FlashInfer that flashinfer_fa2 uses, on any device."""
 
     def __init__(self, workspace, layout, **buffers):
         assert layout == "NHD"
@@ -200,7 +201,7 @@ def test_flashinfer_gets_pages_of_the_same_memory(problem, sets, monkeypatch):
 
 
 def latencies(problem):
-    """Rows as a GPU would give them."""
+    """Rows as from a GPU."""
     out = []
     for batch in (1, 8):
         for length in (1024, 8192):
@@ -240,7 +241,7 @@ def test_samples_take_turns():
     def sample(name, clock):
         return lambda: order.append(name) or next(clock)
 
-    # The clock of the machine goes slower all the time, for both alike.
+    # The simulated clock slows down all the time, for both alike.
     slow = iter(range(1, 1000))
     found = timing.spreads([sample("a", slow), sample("b", slow)])
     assert order == ["a", "b"] * (timing.REPEATS + 1)
@@ -268,7 +269,7 @@ def test_a_file_is_shown_again(problem, printed, tmp_path):
 
 
 def test_a_turn_takes_every_set_equally_often(monkeypatch):
-    """`replay` with a clock of its own instead of a GPU."""
+    """`replay` with a simulated clock instead of a GPU."""
     calls, graphs = [0, 0, 0], []
     nothing = SimpleNamespace(wait_stream=lambda other: None, synchronize=lambda: None)
     cuda = SimpleNamespace(
@@ -300,7 +301,8 @@ def test_a_turn_takes_every_set_equally_often(monkeypatch):
 
 @pytest.fixture
 def pretended(monkeypatch):
-    """The benchmark on a GPU of 64 KB of L2, with the host's memory, whose launches take 4 us."""
+    """The benchmark on a simulated GPU with 64 KB of L2 and the host's memory; launches take
+    4 us."""
     inputs = Problem.inputs
     monkeypatch.setattr(Problem, "inputs", lambda self, device, seed=0: inputs(self, "cpu", seed))
     monkeypatch.setattr(gqa, "read_bandwidth", lambda: 2e12)

@@ -1,4 +1,4 @@
-"""bench.py kvcache-tier without a GPU: it says so, and shows what an H100 measured."""
+"""bench.py kvcache-tier without a GPU: it reports that, and shows what an H100 measured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_without_a_gpu_there_is_no_bus(monkeypatch, printed):
 
 
 def test_copy_engines_leave_decode_alone(printed):
-    """Why `kvcache.memory.storage` does not use its own kernel over the bus."""
+    """This is why `kvcache.memory.storage` does not use its own kernel over the bus."""
     path = ROOT / "results" / "kvcache_tier_h100.json"
     rows = [row for row in read_rows(path) if row["kind"] == "tier"]
     slowdown = {(row["way"], row["direction"]): row["slowdown"] for row in rows}

@@ -1,5 +1,6 @@
-"""bench.py moe --model without a GPU: weights, routing, who computes layers, the gate in front of
-every time, rates by hand, tables and files. The kernels run in the emulator."""
+"""bench.py moe --model without a GPU: weights, routing, peers, the check before every time, rates
+by hand, tables and files. The kernels run in the emulator.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ MACHINE = {"read_tbs": 2.0, "tensor_tflops": 500.0}
 
 
 def small(name: str, fmt: str = "mxfp4") -> Model:
-    """The router and the activation of a model over 16 experts of 128 x 64."""
+    """A model's router and activation over 16 experts of 128 x 64."""
     layer = replace(of_model(name), hidden=128, intermediate=64, experts=16)
     return model_of(name, fmt, "cpu", layer=layer)
 
@@ -40,12 +41,12 @@ def gpt_oss() -> Model:
     return small("gpt-oss-20b")
 
 
-# -- what is drawn --------------------------------------------------------------------------------
+# -- random problems ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fmt", ["mxfp4", "nvfp4"])
 def test_weights_are_those_that_are_packed(fmt):
-    """Exactly, and such that products of standard normal numbers are about as large."""
+    """Values are exact, and products of standard normal numbers stay about as large."""
     model = small("qwen3-30b-a3b", fmt)
     plain = [values(w, fmt) for w in (model.w13, model.w2)]
     for mine, packed in zip(plain, unpack(pack_quantised(model.w13, model.w2, fmt)), strict=True):
@@ -97,7 +98,8 @@ def test_ours_and_torch_agree(name, fmt):
 
 
 def test_ours_in_e4m3_is_as_far_off_as_said(gpt_oss):
-    """Farther than the peers in bf16 may be, and within its own limit; products are refused."""
+    """The error in e4m3 exceeds the limit of bf16 peers, and is within its own limit; products are
+    refused."""
     tokens, where = tokens_of(gpt_oss, 5, "random"), {"backend": "emulate", "arch": "sm_90a"}
     coarse = Ours(gpt_oss, "e4m3", **where)
     y = Ours(gpt_oss, **where).launch("layer", tokens)().float()
@@ -130,7 +132,7 @@ def routing(logits, top_k):
 
 def matmul_ogs(x, w, bias, routed, *, precision_config, gather_indx=None, scatter_indx=None,
                gammas=None, fused_activation=None):  # fmt: skip
-    """Over weights [E, K, N], with gather, scatter, and SwiGLU of columns in turn."""
+    """Products with weights [E, K, N], with gather, scatter, and SwiGLU of interleaved columns."""
     assert w.data.stride(-2) == precision_config.weight_scale.data.stride(-2) == 1
     if gather_indx:
         x = x[gather_indx.src_indx // gather_indx.top_k]
@@ -152,7 +154,7 @@ def matmul_ogs(x, w, bias, routed, *, precision_config, gather_indx=None, scatte
 
 @pytest.fixture
 def triton(monkeypatch, tmp_path):
-    """`triton_kernels`, as much of it as a peer asks for, in torch; layouts that were asked for."""
+    """The part of `triton_kernels` that a peer uses, in torch; returns the requested layouts."""
 
     def record(*names):
         return lambda *values, **named: SimpleNamespace(**dict(zip(names, values)), **named)  # noqa: B905
@@ -220,7 +222,8 @@ def test_triton_refuses_what_it_does_not_compute(triton):
 
 
 def test_rates_by_hand(gpt_oss):
-    """Three tokens of four experts: twelve rows, 24,576 values of an expert in 4.25 bits."""
+    """Three tokens with four experts each: twelve rows; an expert has 24,576 values of 4.25
+    bits."""
     tokens = tokens_of(gpt_oss, 3, "balanced")
     found = moe.sizes_of("layer", tokens)
     assert (found["experts"], found["most_rows"]) == (12, 1)
@@ -236,7 +239,7 @@ def test_rates_by_hand(gpt_oss):
 
 @pytest.fixture
 def timed(monkeypatch, gpt_oss):
-    """Rows of a part by peers whose launches are given, with times of a simulated GPU."""
+    """Rows of a part for peers with given launches, with times of a simulated GPU."""
     monkeypatch.setattr(moe, "graph_of", lambda launch: launch)
     monkeypatch.setattr(moe, "host_us", lambda launch: 7.0)
     monkeypatch.setattr(moe, "Contestant", lambda launch, _: lambda: Turn(launch.us, {"watts": 9}))
@@ -373,7 +376,7 @@ def test_refused(run, more, words):
 @pytest.mark.hw
 @pytest.mark.parametrize("part", PARTS)
 def test_peers_agree_on_a_gpu(part):
-    """All that are installed, at the sizes of gpt-oss-20b."""
+    """All installed peers, at the sizes of gpt-oss-20b."""
     model = model_of("gpt-oss-20b", "mxfp4", "cuda")
     peers, _ = moe.made(model, [*PEERS])
     tokens = tokens_of(model, 64, "random")

@@ -1,5 +1,6 @@
-"""bench.py of steps without a GPU: problems, their bytes, the check in front of every time, peers
-on the CPU, tables and files."""
+"""bench.py of steps without a GPU: problems, their bytes, the check before every time, peers on the
+CPU, tables and files.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def size(*tensors):
 
 
 def taking(us: float) -> Callable[[], float]:
-    """A sample of so many microseconds."""
+    """A sampler that returns `us` microseconds."""
     return lambda: us
 
 
@@ -84,7 +85,7 @@ def test_bytes_of_quantising(name):
 
 
 def test_bytes_of_copies():
-    """One token: eight experts have a row each."""
+    """A single token: eight experts have one row each."""
     problem = problem_of("quantise", GATHERED, tokens=1)
     arguments = problem.draw(0, "cpu")
     x, scale, rows = arguments
@@ -99,7 +100,7 @@ def test_bytes_of_copies():
 
 @pytest.mark.parametrize("step", ["route", "route_tokens", "permutation", "combine"])
 def test_bytes_and_torch(step):
-    """What torch computes passes the check, and what is wrong does not."""
+    """Torch's results pass the check, and wrong ones do not."""
     for problem in problems_of("moe", [step], [5], 64):
         arguments = problem.draw(1, "cpu")
         results = problem.peers["torch"](*arguments)
@@ -110,7 +111,7 @@ def test_bytes_and_torch(step):
 
 
 def test_bytes_of_the_cache_are_those_of_the_tensors():
-    """What is read and written of appended rows: values, entries, two tables, angles."""
+    """Appending reads and writes values, entries, two tables, angles."""
     problem = problem_of("append", "fp8_584", 4)
     _, kv, positions, slots, cos, sin = problem.draw(0, "cpu")
     assert problem.nbytes == size(kv, positions, slots, cos[:4], sin[:4]) + 4 * 584
@@ -185,7 +186,7 @@ def test_copies_move_the_bytes(nbytes):
 
 
 def test_rows_of_a_problem():
-    """A peer that is wrong, or raises, has no time; what is timed has a share of the copy."""
+    """A wrong or failing peer has no time; a timed one has a share of the copy's rate."""
     problem = problem_of("permutation")
     right = problem.peers["torch"]
 
@@ -295,11 +296,11 @@ def test_the_name_hands_options_on(printed):
 
 
 def test_results_hold_what_the_page_says():
-    """The file of the H200: every problem, checked, and the copy beside it."""
+    """The H200's file has every problem, checked, with the copy's time."""
     head, *rows = json.loads((ROOT / "results" / "moe_h200.json").read_text())
     assert head["gpu"]["name"].startswith("NVIDIA H200")
     steps = {(r["step"], r["name"], r["tokens"], r["peer"]): r for r in rows if r["kind"] == "step"}
-    measured = [step for step in FAMILIES["moe"][0] if step != "route_tokens"]  # not yet
+    measured = [step for step in FAMILIES["moe"][0] if step != "route_tokens"]  # not yet measured
     for problem in problems_of("moe", measured, FAMILIES["moe"][1], HIDDEN):
         for peer in (*problem.peers, "copy"):
             found = steps.pop((problem.step, problem.name, problem.tokens, peer))

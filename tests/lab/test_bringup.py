@@ -1,5 +1,6 @@
-"""A bring-up: what hangs, dies or is wrong costs itself alone, nothing is lost, nothing is said of
-the machine. Steps here are scripts of a line; the real ones are run by the rehearsal."""
+"""A bring-up: a step that hangs, dies or is wrong affects no other step, nothing is lost, and pages
+name no machine. Steps here are scripts of one line; the rehearsal runs the real ones.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def flags(**given: object) -> argparse.Namespace:
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
-    """As where there is one that answers, and nvidia-smi is not asked."""
+    """Simulate a GPU that answers; nvidia-smi is not run."""
     monkeypatch.setattr(gpu, "state", lambda which: {})
     monkeypatch.setattr(gpu, "answers", lambda which: "")
 
@@ -84,7 +85,7 @@ def test_each_costs_itself_alone(begin):
 
 
 def test_what_a_step_has_started_ends_with_it(tmp_path):
-    """Also what ignores the first signal."""
+    """The child even ignores the first signal."""
     child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     script = ("import subprocess, sys, time\n"
               f"child = subprocess.Popen([sys.executable, '-c', {child!r}])\n"
@@ -124,7 +125,7 @@ def test_a_run_goes_on_where_it_ended(begin, monkeypatch):
 
 
 def test_a_folder_that_was_moved_goes_on(begin, monkeypatch, tmp_path):
-    """As a step of the host alone may be run elsewhere."""
+    """Steps that need only the host may run on another machine."""
     first = begin()
     first.run([WRITES])
     moved = begin()
@@ -145,7 +146,7 @@ def test_a_gpu_that_is_gone_ends_the_run(begin, monkeypatch):
     monkeypatch.setattr(gpu, "answers", lambda which: "no CUDA-capable device")
     assert made.run([PASSES, DIES, WRITES]) == runner.GONE
     assert verdicts(made)["writes"] == NOT_RUN
-    models = replace(DIES, name="model.dies")  # needs none
+    models = replace(DIES, name="model.dies")  # needs none of it
     assert begin().run([models]) == 0
     monkeypatch.setattr(gpu, "answers", lambda which: "")
     assert begin().run([PASSES, DIES, WRITES]) == 0
@@ -167,7 +168,7 @@ def test_an_interrupt_loses_nothing(begin, monkeypatch):
 
 
 def test_a_signal_ends_the_step_as_well(tmp_path):
-    """A terminal that is closed leaves nothing on the GPU."""
+    """Closing the terminal leaves nothing on the GPU."""
     begin = ("import sys; from lab.bringup import steps, perform, gpu\n"
              "gpu.state = lambda which: {}\n"
              "argv = ('-c', 'import os, time; print(os.getpid(), flush=True); time.sleep(600)')\n"
@@ -255,7 +256,7 @@ def test_a_plant_that_is_none_is_refused(word):
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_every_step_is_a_command_that_there_is(arch, monkeypatch):
-    """Scripts and their flags; modules."""
+    """Scripts are checked with their flags, and modules."""
     from importlib.util import find_spec
 
     from lab.commands import BENCH, CYCLES, RUN, SOAK
@@ -291,7 +292,7 @@ def test_groups_and_names_are_chosen():
 
 
 def test_quick_steps_take_ten_minutes_at_most():
-    """As far as limits say: what hangs is the exception."""
+    """The limits add up to ten minutes, hangs aside."""
     found = [step for step in steps_of("sm_100a") if step.quick]
     assert {step.group for step in found} >= {
         "doctor",
@@ -323,13 +324,13 @@ def test_the_page_has_every_step_and_says_what_is_wrong(begin, tmp_path):
     text = shown.read_text(encoding="utf-8")
     assert all(step.name in text for step in ALL)
     assert "3 differ" in text
-    assert "1.5" in text  # of the figures
+    assert "1.5" in text  # among the figures
     assert (made.session.folder / "overview.png").stat().st_size > 1000
     assert pictures.summary_of(document["steps"]).startswith("6 steps: 2 passed")
 
 
 def test_what_cannot_be_drawn_costs_itself_alone(begin, monkeypatch, capsys):
-    """Figures and pictures that the page does not know."""
+    """The page lacks code for some figures and pictures."""
     made = begin()
     made.run(ALL)
     for place, name in ((page, "tables_of"), (pictures, "draw_bringup")):
@@ -403,7 +404,8 @@ def steps_that(verdict: str, *names: str) -> list[dict]:
 
 
 def test_the_table_of_what_ran_where():
-    """Counts what ran, leaves out what did not, and says that nobody has run a B200."""
+    """The table counts steps that ran, leaves out those that did not, and says that no B200 was
+    used."""
     rows = steps_that("passed", "kernels.fmha-128", "kernels.gqa-1", "random.fmha")
     rows += steps_that("wrong", "kernels.gqa-2") + steps_that(SKIPPED, "kernels.gqa-4")
     here = {"gpu": {"name": "NVIDIA H200"}, "emulated": False, "arch": "sm_90a"}

@@ -1,4 +1,4 @@
-"""Forms of instructions: the committed table, what records them, the programs, and the verdicts."""
+"""Forms of instructions: the committed table, its recorders, the programs, and the verdicts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ARCH = "sm_100a"
 REPOSITORY = Path(__file__).parents[2]
 SHIPPED = ("fmha", "gqa_lowlatency", "kernelkit", "kvcache", "mla", "moe", "q8_0")
 KNOWN = table.read(ARCH)
-MADE = (  # of each kind of generated program one, or two
+MADE = (  # one or two of each kind of generated program
     "mma f16 cta_group::1 m128 n64 k16 bf16 x bf16 -> f32, A TMEM, B 128B MN 0/1024",
     "mma mxf4nvf4 cta_group::2 m256 n128 k64 packed e2m1 x packed e2m1 -> f32, A 128B K 1024,"
     " B 128B K 1024, 4 ue4m3 scales",
@@ -214,7 +214,7 @@ def test_the_assembler_takes_every_program() -> None:
         assert not said.stderr, f"{test.name}: {said.stderr}"
 
 
-# -- what launches them on a GPU ----------------------------------------------------------------
+# -- launching them on a GPU --------------------------------------------------------------------
 
 
 def test_types_of_tensor_maps_have_the_names_of_the_driver() -> None:
@@ -243,7 +243,10 @@ def test_clusters_that_not_every_gpu_has_are_asked_for(ctas: int, asked: bool) -
 
 
 class Here:
-    """In place of a process: calls at once; of the GPU, what `gpu` makes of the right outputs."""
+    """A stand-in for a process that calls functions directly.
+
+    `gpu` makes the GPU's outputs from the right ones.
+    """
 
     def __init__(self, gpu=None) -> None:
         self.gpu = gpu

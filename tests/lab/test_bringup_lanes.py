@@ -1,4 +1,4 @@
-"""Steps of a bring-up side by side: on one GPU, and on several of a host."""
+"""Steps of a bring-up that run in parallel: on one GPU, and on several of a host."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAYS = (PYTHON, "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'))")
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
-    """As where there are some that answer, and nvidia-smi is not asked."""
+    """Simulate GPUs that answer; nvidia-smi is not run."""
     monkeypatch.setattr(gpu, "state", lambda which: {"name": which} if which < "8" else {})
     monkeypatch.setattr(gpu, "answers", lambda which: "")
 
@@ -35,7 +35,7 @@ def begin(tmp_path):
 
 
 def test_checks_run_beside_each_other_and_what_fails_once_more_alone(begin, tmp_path):
-    """A step that stumbles over its neighbour passes; one that is wrong is wrong twice."""
+    """A step that fails because of a parallel one passes alone; one that is wrong fails twice."""
     lock, meet = tmp_path / "lock", tmp_path / "meet"
     script = (f"import pathlib, sys, time\nbegun = [pathlib.Path(p) for p in ({str(meet)!r} + '0', "
               f"{str(meet)!r} + '1')]\nbegun[int(sys.argv[1])].touch()\n"
@@ -91,7 +91,7 @@ def beside(tmp_path: Path, *names: str) -> list[Step]:
 
 
 def test_what_measures_has_a_gpu_for_itself(begin, tmp_path):
-    """What checks runs beside it on the others."""
+    """Checks run in parallel on the other GPUs."""
     steps = beside(tmp_path, "kernels.a", "kernels.b", "rates.c")
     first, last = Step("doctor.d", "", SAYS), Step("model.e", "", SAYS)
     made = begin(jobs=2, gpus=["5", "1", "2"])
@@ -114,7 +114,7 @@ def test_one_gpu_is_the_one_that_processes_see(begin, monkeypatch):
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("gpus", [[], ["0"], ["0", "1", "2"]])
 def test_every_step_has_one_lane(arch, gpus):
-    """On one GPU in the order of the list; measurements are never beside something on theirs."""
+    """On one GPU steps keep the order of the list; a measurement never shares its GPU."""
     rounds = [*rounds_of(steps_of(arch), 4, gpus)]
     found = [step for lanes in rounds for lane in lanes for step in lane.steps]
     assert sorted(found, key=str) == sorted(steps_of(arch), key=str)
@@ -142,7 +142,7 @@ def test_gpus_that_are_refused(capsys, given, words):
 
 
 def test_the_state_is_of_the_gpu_that_is_seen(tmp_path, monkeypatch):
-    """Two runs on two GPUs of a host: each looks at its own."""
+    """Each of two runs on two GPUs of a host reads the state of its own."""
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho $1, 2\n")
     tool.chmod(0o755)

@@ -1,4 +1,4 @@
-"""scripts/check.py: the protocol of --module, schedules, what is told, exit codes."""
+"""scripts/check.py: the protocol of --module, schedules, messages, exit codes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def module(tmp_path) -> Path:
 
 @pytest.fixture
 def check(monkeypatch, capsys) -> Callable:
-    """Run the script in this process without the pretended GPU; gives exit code, stdout."""
+    """Run the script in this process without the simulated GPU; return exit code and stdout."""
     import check as script
 
     monkeypatch.setattr("ptxemu.host.gpu_machine.machine_with_gpu", lambda _: nullcontext())
@@ -173,5 +173,5 @@ def test_a_dsl_kernel_is_checked_whichever_way_it_is_launched(tmp_path):
     line = next(n for n, text in enumerate(KERNEL.split("\n"), 1) if "row[63 - i]" in text)
     assert f"at {path}:{line}: x[i] = row[63 - i]" in done.stdout
     assert "in all 4 launches" in done.stdout
-    assert "uninitialised" in done.stdout  # the first warp reads what the other is yet to write
+    assert "uninitialised" in done.stdout  # the first warp reads what the other has not written yet
     assert done.stdout.endswith("2 errors in 5 launches; rules: hardware\n")

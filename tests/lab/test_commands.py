@@ -1,4 +1,6 @@
-"""Commands that take a name: what they know, what pages say of them; the pictures of emulate."""
+"""Commands with names: the names that they know, what pages say about them, and emulate's
+pictures.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from lab.flags.steps import FAMILIES, STEPS
 from lab.house.source import ROOT
 from lab.tools.command import Command
 
-# In READMEs, and in what scripts say of themselves; check.py and nsight.py take foreign flags.
+# Commands in READMEs, and in the scripts' docstrings; check.py and nsight.py take foreign flags.
 SPELT = re.compile(r"^    python scripts/((?!check|nsight|run_)\w+\.py\b[^#\n]*)", re.MULTILINE)
 PAGES = sorted((*ROOT.glob("*/README.md"), *ROOT.glob("scripts/*.py")))
 
@@ -58,7 +60,7 @@ def test_pages_spell_some_of_every_family():
 
 @pytest.fixture
 def timeline(printed, tmp_path):
-    """What is printed, and the events of the trace."""
+    """Return the printed text, and the events of the trace."""
 
     def call(command: str, *more: object):
         text = printed(f"emulate.py {command}", "--out", tmp_path / "t", *more)

@@ -1,4 +1,4 @@
-"""What cycles.py prints is in its file; what it cannot do is refused, with value and limit."""
+"""cycles.py writes what it prints to its file; refusals name value and limit."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_it_is_refused(run, tmp_path, monkeypatch, words, reason):
 
 
 def test_only_what_the_files_have(run, tmp_path, monkeypatch):
-    """The groups of a file are named."""
+    """The error lists the groups of the file."""
     row = '{"step": "merge", "name": "x", "tokens": 1, "nbytes": 1, "peer": "merge", "us": 1.0, '
     text = f'[{{"gpu": {{"name": "H100"}}}}, {row}"cold": true}}]'
     (tmp_path / "rows.json").write_text(text, encoding="utf-8")

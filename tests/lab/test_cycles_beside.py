@@ -1,4 +1,4 @@
-"""Measured kernels beside the cycle model."""
+"""Measured kernels compared with the cycle model."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def test_pairs_are_of_one_group_and_far_enough_apart():
 
 
 def test_attention_on_hopper_lies_in_its_stored_range(whole_ptxas):
-    """The grid has a CTA for each SM of a Hopper GPU; the model says of its first one what is
-    stored, and no longer where exponentials take three times as long, or products nothing."""
+    """The grid has a CTA per SM of a Hopper GPU. The model gives the stored time for the first one.
+    It takes longer if exponentials take three times as long, and less without products."""
     rows = json.loads(HOPPER.read_text(encoding="utf-8"))
     (small,) = (row for row in rows if row["kind"] == "small")
     place = argparse.Namespace(arch="sm_90a", memory="warm", given=())
@@ -111,12 +111,12 @@ def test_measured_cycles_are_microseconds_at_the_clock_of_the_model():
 
 
 def test_every_step_that_is_timed_on_a_gpu_can_be_modelled():
-    """All but moves to the host's memory."""
+    """The exceptions are copies to the host's memory."""
     assert {*steps.ABOUT} - {*measured._FAMILIES} == {"host"}
 
 
 def test_a_launch_that_goes_where_another_has_counted_is_run_whole(tmp_path, monkeypatch):
-    """A few clusters of the permutation leave the rest of its counts as they were."""
+    """A few clusters of the permutation would leave the remaining counts unchanged."""
     seen = []
     monkeypatch.setattr(beside, "_bound", lambda make, limit, clusters: seen.append(clusters) or ())
     permutation = {**ROW, "step": "permutation", "name": "256 experts, 8", "peer": "moe"}
@@ -126,7 +126,7 @@ def test_a_launch_that_goes_where_another_has_counted_is_run_whole(tmp_path, mon
 
 
 def test_what_is_partly_torchs_is_not_modelled(tmp_path):
-    """Above 64 tokens torch multiplies by the router's weight; a model of our launch is no time."""
+    """Above 64 tokens torch computes the router's product, which no model of our launch has."""
     row = {**ROW, "step": "route_tokens", "name": "32 experts, 4", "peer": "moe"}
     rows = [{**row, "tokens": tokens} for tokens in (64, 65)]
     ours, partly = measured_in(saved(tmp_path / "rows.json", *rows))

@@ -1,4 +1,4 @@
-"""The table of headline shapes: rows, figures, and what it says of kernels that it lacks."""
+"""The table of headline shapes: rows, figures, and its text for kernels that are missing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_flash_attentions_tables_are_found_by_the_shape():
 
     assert of("hd64-full")["FlashAttention-4 C"] == 2901
     assert of("gqa-causal-8k")["FlashAttention-4 cudnn-frontend"] == 1395
-    assert of("gpt-oss-window-8k")["cuDNN"] == 113  # on a B200, behind that of a GB200
+    assert of("gpt-oss-window-8k")["cuDNN"] == 113  # on a B200, after that of a GB200
     assert "FlashAttention-4 C" not in of("hd192x128-full")
 
 
@@ -60,7 +60,7 @@ def test_flops_are_those_that_benchmarks_count():
 
 
 def test_speeds_are_compared_with_the_same_parameters():
-    """Of ranges alone it would be 8 / 10 .. 12 / 4."""
+    """The ratio would be 8 / 10 .. 12 / 4 from the ranges alone."""
     found = headline.figures([10, 12, 8], 4e7, ours=[5, 10, 4])
     assert (found["us"], found["low_us"], found["high_us"]) == (10, 8, 12)
     assert (found["ratio"], found["low_ratio"], found["high_ratio"]) == (2, 1.2, 2)
@@ -124,7 +124,7 @@ def test_what_is_no_table_is_refused(run, words, reason):
 
 
 def test_a_flag_of_a_case_asks_for_that_case(run, monkeypatch):
-    """Also one that says what holds by default."""
+    """A flag that repeats a default counts, too."""
     asked = []
     monkeypatch.setattr(headline, "perform", lambda options: asked.append("table") or 0)
     monkeypatch.setattr(perform, "recorded", lambda options: asked.append("case") or [])
@@ -134,7 +134,7 @@ def test_a_flag_of_a_case_asks_for_that_case(run, monkeypatch):
     assert asked == ["table", "table", "table", "case", "case", "case"]
 
 
-LPT = 8, 64  # heads side by side, blocks of each, the longest first; sections of both
+LPT = 8, 64  # parallel heads, blocks of each, the longest first; sections of both
 
 
 def test_a_period_is_found_in_few_clusters():
@@ -165,7 +165,8 @@ def test_some_ctas_of_a_persistent_kernel_have_a_tile_more_than_others(tiles, pl
 
 
 class _Persistent:
-    """Of as many CTAs as there are places, or fewer; its launch is the number of its tiles."""
+    """A model of a launch with at most as many CTAs as places; the launch is its number of
+    tiles."""
 
     places = 148
 
@@ -175,7 +176,7 @@ class _Persistent:
 
 @pytest.mark.parametrize("of_head", [32, 128, 512])
 def test_tiles_of_a_persistent_kernel_that_are_not_recorded_are_counted(monkeypatch, of_head):
-    """Also where one KV head has more of them than there are places."""
+    """A single KV head may have more tiles than there are places."""
     monkeypatch.setattr(sample, "bind", lambda recording: recording)
 
     def record(batch, kv_heads, queries, clusters):

@@ -1,4 +1,4 @@
-"""`cycles.py layers`: which layers it models, what it compares them with, and one of them."""
+"""`cycles.py layers`: the layers that it models, its comparisons, and one of the layers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_every_row_of_the_rivals_is_a_layer_that_can_be_asked_for():
         activations, weights = formats.split(" x ")
         assert name in CONFIGS
         if activations == "bf16":
-            continue  # of arranged experts
+            continue  # a form for arranged experts
         words = ("--activations", activations, "--format", weights, "--routing", routing)
         (problem,) = parsed("--model", name, "--tokens", str(tokens), *words)
         assert (problem.name, problem.formats) == (name, formats)

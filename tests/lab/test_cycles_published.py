@@ -1,4 +1,4 @@
-"""Published times of other people's kernels beside the cycle model, as far as that needs none."""
+"""Published times of other people's kernels compared with the cycle model; tests need no kernel."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ def test_more_than_three_fitted_scalars_are_refused(tmp_path, capsys):
 
 
 def test_clusters_are_spread_over_a_grid_without_its_period():
-    """Longest first in 8 sections of 64 blocks of 8 heads: their mean is that of all."""
+    """The grid has 8 sections of 64 blocks of 8 heads, the longest first: the sample's mean is that
+    of all."""
     total, blocks = 4096, 64
     work = [blocks - number % 512 // 8 for number in range(total)]
     first, beside, *others = peers.spread(total, 24)
@@ -92,7 +93,7 @@ def test_clusters_are_spread_over_a_grid_without_its_period():
 
 @dataclass(frozen=True)
 class _Timed:
-    """Takes as long as a parameter says, per head dimension."""
+    """A launch that takes a parameter's value per head dimension."""
 
     head_dim: int
 
@@ -105,7 +106,7 @@ def test_scalars_are_chosen_on_one_head_dimension_and_tested_on_the_others():
     rows = [
         published.Published("", "B200", shape, shape.flops / (4.0 * head_dim) * 1e-6)
         for head_dim, shape in shapes.items()
-    ]  # published: what it would be with launch=4
+    ]  # published times equal the model's for launch=4
     timed = [(row, _Timed(row.shape.head_dim)) for row in rows]
     found = published.fitted(timed, [published._values("launch=3,4,5")])
     assert (found["what"], found["rows"]) == ("launch=4", "1 and 1")

@@ -1,6 +1,7 @@
-"""The model that the layer over the cache is held against, token by token as DeepSeek's inference
-code writes it: states of compressors that begin at minus infinity and are shifted, biases added
-when a token arrives, an index of what a query sees."""
+"""The reference model of the layer over the cache, compared with DeepSeek's inference code, which
+works token by token: states of compressors begin at minus infinity and are shifted, biases are
+added when a token arrives, and an index lists what a query sees.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def drawn(kind, mutation=None, records=RECORDS):
 
 
 def one_by_one(squeeze, values, scores, ratio, overlap, kind):
-    """Entries of a compressor that gets a token at a time, in fp64."""
+    """Entries of a compressor that gets one token at a time, in fp64."""
     width, wide = len(squeeze.norm), overlap * len(squeeze.norm)
     kept = torch.zeros(overlap * ratio, wide, dtype=torch.float64)
     kept_scores = torch.full_like(kept, -math.inf)
@@ -68,7 +69,7 @@ def test_entries_of_a_compressor_that_gets_a_token_at_a_time(kind):
 
 
 def test_attention_by_hand():
-    """One head after another, one key after another; a sink takes its share."""
+    """Loop over heads and keys; a sink takes its share."""
     model, x = drawn("hca")
     state, position = model.state(x, 1), TOKENS - 1
     q = state.projected.q[position].double()
@@ -88,7 +89,7 @@ def test_attention_by_hand():
 
 
 def test_the_same_with_the_kernels_roundings():
-    """Close to the definition, and not equal."""
+    """Results are close to the definition, but not equal."""
     for kind in ("swa", "hca"):
         model, x = drawn(kind)
         state, position = model.state(x, 1), TOKENS - 1
@@ -117,7 +118,8 @@ def test_every_mutation_changes_what_it_names():
 
 
 def test_records_and_selection():
-    """Stored rows are near exact ones; the best of the scores, in the order of entries."""
+    """Stored rows are near exact ones; the selection has the best scores, in the order of
+    entries."""
     model, x = drawn("csa", records=QUANTISED)
     state = model.state(x, 2)
     for rows, step in ((state.window, 2**-4), (state.entries, 2**-4), (state.keys, 2**-2)):
@@ -135,7 +137,7 @@ def test_records_and_selection():
 
 
 def test_frequencies():
-    """YaRN keeps the fast ones, slows the slow ones down by its factor; the window has none."""
+    """YaRN keeps fast frequencies and divides slow ones by its factor; the window has no YaRN."""
     plain = 10_000.0 ** -(torch.arange(0, 64, 2).double() / 64)
     assert torch.equal(frequencies("swa"), plain)
     base = 160_000.0 ** -(torch.arange(0, 64, 2).double() / 64)

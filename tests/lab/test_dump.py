@@ -1,4 +1,4 @@
-"""`dump.py`: files, figures and the grids, beside counts worked out by hand."""
+"""`dump.py`: files, figures and the grids, compared with counts by hand."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ SMALL = "gqa --kv-len 512 --kv-heads 2 --q-heads 16 --head-dim 64"  # 8 columns
 
 @pytest.fixture
 def dumped(written, tmp_path):
-    """(what is printed, what is in --json); files lie in tmp_path."""
+    """Return (printed text, content of --json); files lie in tmp_path."""
     return lambda flags: written(f"dump.py {flags}", "--out", tmp_path)
 
 
 def files_of(folder: Path, stem: str, arch: str) -> None:
-    """PTX, cubin and SASS of one kernel are there."""
+    """Check that PTX, cubin and SASS of one kernel exist."""
     names = {path.suffix: path for path in folder.glob(f"{stem}*")}
     assert set(names) == {".ptx", ".cubin", ".sass"}
     assert f".target {arch}" in names[".ptx"].read_text()
@@ -69,7 +69,7 @@ def test_a_step(dumped, tmp_path):
 @needs_tools
 @pytest.mark.parametrize("kv_dtype", ["bf16", "e4m3"])
 def test_figures_of_a_step_on_hopper(dumped, tmp_path, kv_dtype):
-    """16 keys of 64 columns, K and V: what a warp must issue, and nothing spilled."""
+    """16 keys of 64 columns, K and V: the instructions that a warp must issue, without spills."""
     out, found = dumped(f"{SMALL} --arch sm_90a --kv-dtype {kv_dtype}")
     files_of(tmp_path, "gqa_sm_90a_head_dim_64_", "sm_90a")
     row_bytes = 64 * {"bf16": 2, "e4m3": 1}[kv_dtype]
@@ -90,7 +90,7 @@ def test_figures_of_a_step_on_hopper(dumped, tmp_path, kv_dtype):
 
 @needs_tools
 def test_the_softmax_loop_of_blackwell(dumped):
-    """A thread has one key of a tile: an exponential per column, and one that shrinks."""
+    """A thread has one key of a tile: an exponential per column, and one for the shrink factor."""
     _, found = dumped(f"{SMALL} --arch sm_100a")
     assert found["loop"]["MUFU"] == 8 + 1
     assert found["unit"] == "tile of 128 keys"
@@ -108,7 +108,7 @@ def test_the_grid_has_a_row_per_config_and_says_what_made_it(monkeypatch, dumped
     keys = ("arch", "kv_dtype", "head_dim", "columns")
     assert [tuple(row[key] for key in keys) for row in rows] == list(cells)
     hopper, refused, blackwell = rows
-    assert refused["refused"] == "4 row tiles of 16 instead"  # of registers for O
+    assert refused["refused"] == "4 row tiles of 16 instead"  # because of registers for O
     for row in (hopper, blackwell):
         assert row["ptxas"].startswith("1")
         assert row["spills"] == 0
@@ -145,7 +145,7 @@ STEPS = """
 
 
 def twice(text: str) -> str:
-    """The same loops once more behind them."""
+    """Append a copy of the loops."""
     return text.replace("    EXIT\n", "") + text.replace("_x_", "_y_")
 
 
@@ -246,7 +246,7 @@ TILES = """
 
 @pytest.mark.parametrize(("text", "loaded", "around"), [
     (TILES, 64, 1 + 3 + 1),
-    # One for tiles that are full, one for those that are not: they are taken together.
+    # One loop for full tiles and one for others are counted together.
     (twice(TILES).replace("STL", "LDL"), 128, 10),
 ])  # fmt: skip
 def test_the_epilogue_counts_per_subtile(text, loaded, around):

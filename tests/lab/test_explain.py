@@ -1,4 +1,4 @@
-"""`explain.py`: its figures beside those of the plan and those worked out by hand."""
+"""`explain.py`: its figures compared with those of the plan and those by hand."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def product(flags: str, name: str = "w13") -> object:
 
 
 def rows_of(text: str, title: str) -> dict[str, str]:
-    """First cell -> the others, of the section under a title."""
+    """First cell -> the other cells, of the section under a title."""
     (section,) = [part for part in text.split("\n\n") if part.startswith(title)]
     rows = (re.split(r"  +", line.strip(), maxsplit=1) for line in section.splitlines()[1:])
     return dict(rows)
@@ -79,7 +79,7 @@ def test_nothing_to_do_is_no_launch(printed, flags):
 
 @pytest.fixture
 def explain(printed):
-    """explain('--kv-len 8192', arch) -> what it prints of a decode case."""
+    """explain('--kv-len 8192', arch): its text for a decode case."""
     return lambda flags, arch="sm_90a": printed(f"explain.py gqa {flags} --arch {arch}")
 
 
@@ -104,7 +104,7 @@ def test_eight_heads_of_a_kv_head_on_hopper(explain, sharing):
     assert rows["not wider"] == "8 CTAs are the most that pay off"
     assert rows["query rows"] == "8 of a KV head (8 heads x 1 token) in 8 columns"
     assert rows["owners"] == "8 of 8 CTAs finish O, 1 of its 8 columns each"
-    assert rows["tile"] == "256 keys"  # 16 of each of 16 warps
+    assert rows["tile"] == "256 keys"  # 16 keys for each of 16 warps
     assert rows["1 x 8,192 keys"] == "32 tiles; CTA 0: 4 (0..3); CTA 7: 4 (28..31)"
     # K and V: 2 x 8192 keys x 8 heads x 128 x 2 bytes; Q: 64 heads x 128 x 2 bytes.
     assert rows["must read"] == "33,570,816 bytes: K and V 33,554,432, Q 16,384"
@@ -132,7 +132,7 @@ def test_the_same_on_blackwell(explain, sharing):
     assert rows["owners"] == "8 of 16 CTAs finish O, 1 of its 8 columns each"
     assert rows["1 x 8,192 keys"] == "64 tiles; CTA 0: 4 (0..3); CTA 15: 4 (60..63)"
     assert rows["CTAs of an SM"].startswith("1 by shared memory, 16 by tensor memory; 1 by ")
-    assert "row_scales" not in explain(LLAMA, "sm_100a")  # of e4m3 alone
+    assert "row_scales" not in explain(LLAMA, "sm_100a")  # used for e4m3 only
     assert "row_scales" in explain(f"{LLAMA} --kv-dtype e4m3", "sm_100a")
 
 
@@ -180,7 +180,7 @@ def test_tensors_without_memory_give_the_config_of_real_ones(flags, arch):
 
 
 def test_shares_of_a_window_with_first_keys(sharing):
-    """The last 602 of 9000 keys and the first 300, tiles of 128: 65 to 70, and 0 to 2."""
+    """The last 602 of 9000 keys and the first 300, in tiles of 128: tiles 65 to 70, and 0 to 2."""
     rows = sharing(
         "--batch 3 --kv-len 9000,100,0 --q-len 2 --window 600 --sink-tokens 300 --cluster 2 "
         "--warps 8"
@@ -204,7 +204,7 @@ def test_the_remainder_goes_to_the_low_ranks_and_long_lists_end(sharing):
 
 @pytest.mark.parametrize(("arch", "times", "columns"), [("sm_90a", 5, 32), ("sm_100a", 3, 64)])
 def test_row_tiles_read_keys_again(sharing, arch, times, columns):
-    """160 rows: 5 tiles of 32 columns in the registers of Hopper, 3 of 64 on Blackwell."""
+    """160 rows: 5 tiles of 32 columns, held in Hopper's registers, or 3 of 64 on Blackwell."""
     rows, once = sharing("--kv-len 512 --kv-heads 2 --q-heads 160 --q-len 2", arch), 1 << 18
     tiles = f"in {times} row tiles of {columns} columns"
     assert f"160 of a KV head (80 heads x 2 tokens) {tiles}" in rows["query rows"]
@@ -229,7 +229,8 @@ def test_what_limits_the_cluster(sharing, flags, width, reason):
 
 
 def test_a_gpu_that_runs_few_clusters_at_once(sharing, monkeypatch):
-    """One of eight CTAs to an SM at a time, two of four: 8 clusters end up with one CTA each."""
+    """An SM runs one cluster of eight CTAs at a time, or two of four: 8 clusters get one CTA
+    each."""
     monkeypatch.setattr(decode_cases, "native_arch", lambda: "sm_90a")
     monkeypatch.setattr(choose, "clusters_at_once", lambda device, ctas: 8 // ctas)
     rows = sharing(LLAMA)
@@ -239,7 +240,8 @@ def test_a_gpu_that_runs_few_clusters_at_once(sharing, monkeypatch):
 
 
 def test_clusters_that_share_a_kv_head(sharing):
-    """Workspace: 8 owners of 16 clusters leave a column of O, a maximum and a sum; 8 counts."""
+    """Workspace: each of 8 owners in 16 clusters leaves a column of O, a maximum and a sum; 8
+    counts."""
     rows = sharing("--kv-len 65536 --kv-heads 1 --q-heads 8")
     assert rows["grid"].startswith("128 x 1 x 1 = 128 CTAs")
     room = 8 * 16 * (128 + 2) * 4 + 8 * 4
@@ -258,7 +260,7 @@ def test_clusters_that_share_a_kv_head(sharing):
 
 @pytest.fixture
 def walk(printed):
-    """What stands under 'The walk over tiles' of the flags."""
+    """Return the section 'The walk over tiles' for these flags."""
     return lambda flags: rows_of(printed(f"explain.py moe {flags}"), "The walk over tiles")
 
 
@@ -271,7 +273,7 @@ def test_tile_and_ring_are_those_of_the_plan(walk, tile_rows):
 
 
 def test_figures_of_experts_by_hand(printed):
-    """40 tokens, 2 of 6 experts: 80 rows, 256 packed columns; K = 256 is a stage of e2m1."""
+    """40 tokens with 2 of 6 experts: 80 rows, 256 packed columns; K = 256 is one stage of e2m1."""
     text = printed("explain.py moe --tokens 40 --tile-rows 64 --activation deepseek-v4")
     assert text.startswith("moe grouped GEMM for sm_100a: nvfp4, ")
     assert "\nproduct with w13 of T40 H256 I128 E6 k2 nvfp4 " in text
@@ -281,12 +283,12 @@ def test_figures_of_experts_by_hand(printed):
         "[80, 128] in nvfp4, SwiGLU of pairs: 32 rows of gate, then of up, clamped at 10"
     )
     assert "13.3 rows per expert on average, at most 40" in rows["tile"]
-    # A tile for every expert: none has more than 40 rows.
+    # One tile per expert: none has more than 40 rows.
     assert rows["tiles"] == ("2 of columns x at most 6 of rows, for any counts; at least 2 of rows")
     assert rows["grid"].startswith("12 CTAs on 148 SMs, ")
     assert rows["K"] == "1 stage of 256, 128 bytes, 64 per MMA"
     assert rows["last stage"] == "256 elements of K, 4 MMAs"
-    # 256 rows of 128 bytes, as many factors as they have blocks of 16, and two global scales.
+    # 256 rows of 128 bytes, one factor per block of 16, and two global scales.
     assert rows["weights"] == "36,872 bytes per expert, 221,232 if 6 have rows"
     factors = rows_of(text, "Scale factors")
     assert factors["output"] == "at most 6 blocks of 2 atoms, as those of x"
@@ -303,7 +305,7 @@ def test_a_tail_of_k_and_a_pair_of_ctas(walk):
     assert rows["output"].startswith("[4096, 2880] in bf16")
     assert "a pair of CTAs" in rows["tile"]
     columns = math.ceil(2880 / arguments.config.tile_n)
-    # 4096 rows of 4 experts: 16 tiles of 256, and 3 more where no expert has a multiple of them.
+    # 4096 rows of 4 experts: 16 tiles of 256, and 3 more if no expert has a multiple of 256.
     assert rows["tiles"].startswith(f"{columns} of columns x at most 19 of rows")
     assert grid(arguments) == 148
     assert rows["grid"].startswith("148 CTAs in 74 clusters of 2 on 148 SMs, ")
@@ -323,7 +325,8 @@ def test_columns_and_carry_are_those_of_the_flags(printed):
 
 
 def test_which_blocks_a_cta_computes(printed):
-    """65,536 tokens of eight heads in blocks of 2 x 16 tokens: 2,048 for each of eight KV heads."""
+    """65,536 tokens of eight heads, in blocks of 2 x 16 tokens: 2,048 for each of eight KV
+    heads."""
     text = printed(f"explain.py fmha --q-len 64k {LLAMA} --head-dim 64 --causal --window 127")
     rows = rows_of(text, "Query blocks")
     assert rows["a block"] == "2 tiles of 16 tokens x 8 heads that share them"

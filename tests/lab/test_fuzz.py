@@ -1,4 +1,4 @@
-"""Files of strangers: damaged ones raise named errors, in bounded time and memory.
+"""Files from strangers: damaged ones raise named errors, in bounded time and memory.
 
 `python scripts/fuzz.py` reads 20,000 of each kind.
 """
@@ -54,13 +54,14 @@ def _raise(error: Exception) -> None:
     (lambda: sum(range(10**6)), "s of CPU time"),
 ])  # fmt: skip
 def test_the_judge_can_fail(act: Callable[[], Any], words: str, monkeypatch, capsys):
-    """Other errors, none that says anything, too much memory, too much time."""
+    """The judge objects to other errors, errors without a message, too much memory, and too much
+    time."""
     monkeypatch.setattr(perform, "SECONDS", 0.001)
     begun = []
 
     def run(*_: Any) -> None:
         begun.append(1)
-        if len(begun) > 1:  # the first one is whole
+        if len(begun) > 1:  # the first file is undamaged
             act()
 
     monkeypatch.setitem(KINDS, "bad", Kind("bad", lambda _: [b"x" * 9], run, BINARY))

@@ -1,4 +1,6 @@
-"""nsight.py from outside, times and what profilers see; what needs a GPU is marked `hw`."""
+"""nsight.py from outside, times and the names in profilers; tests that need a GPU are marked
+`hw`.
+"""
 
 from __future__ import annotations
 
@@ -59,12 +61,12 @@ def test_profile_gives_flags_that_exist(kernel):
     flags = [*shlex.split(HEADLINES.get(kernel, "")), "--backend", "cuda"]
     options = parser.parse_args(flags)
     assert options.backend == "cuda"
-    if "family" in options:  # refuses what has no problem, as one that is too large
+    if "family" in options:  # refuses a command without a problem as well as one that is too large
         problems_of(options.family, options.steps, options.rows, options.hidden, options.names)
 
 
 def test_a_headline_of_the_example_is_one_of_its_own(capsys, monkeypatch, tmp_path):
-    """Without flags; others take their place."""
+    """The default headline applies without flags; given flags replace it."""
     monkeypatch.setenv("PATH", str(tmp_path))
     wanted = shlex.split(HEADLINES[EXAMPLE])
     assert gpt_oss.parser().parse_args(wanted).model == "20b"
@@ -103,7 +105,7 @@ class Plain:
 
 
 def sources() -> list[str]:
-    """Modules that kernels are compiled from."""
+    """List the modules that kernels are compiled from."""
     packages = ("fmha", "gqa_lowlatency", "kernelkit", "kvcache", "mla", "moe", "q8_0")
     files = [path for name in packages for path in (ROOT / name).rglob("*.py")]
     return [
@@ -114,7 +116,7 @@ def sources() -> list[str]:
 
 
 def test_a_profiler_knows_the_names_that_kernels_have():
-    """Each pattern is of kernels that there are."""
+    """Each pattern matches existing kernels."""
     configs = [AttentionConfig(), DecodeConfig(), MixedConfig(), GroupedConfig()]
     names = [kernel_name(KernelKey("a.kernel", config, "sm_90a")) for config in configs]
     labels = [("moe_route",), ("moe_route_tokens",), ("moe_combine",), ("fmha_merge",)]
@@ -133,7 +135,7 @@ def test_the_profiled_name_is_in_the_symbol_of_the_kernel(arch):
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_profiled_kernel_knows_its_lines_of_python(arch, tmp_path, whole_ptxas):
-    """In a process of its own, since the DSL asks for line info when it is imported."""
+    """The test runs in a fresh process, since the DSL reads the setting when it is imported."""
     flags = ("--head-dim", "64", "--arch", arch, "--out", str(tmp_path))
     name, _, value = LINE_INFO.partition("=")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), name: value}

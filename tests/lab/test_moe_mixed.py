@@ -1,5 +1,6 @@
-"""run.py, explain.py, dump.py and nsight.py moe of layers whose activations are numbers: bf16, or
-e4m3."""
+"""run.py, explain.py, dump.py and nsight.py moe for layers whose activations have no block scales:
+bf16, or e4m3.
+"""
 
 from __future__ import annotations
 
@@ -53,12 +54,12 @@ def test_a_layer_runs_and_is_judged(written, arch, more):
     row = found["row"]
     assert row["case"].endswith("activations(bf16)" + " bias" * ("--bias" in more))
     assert (row["arch"], row["launches"]) == (arch, 5)
-    assert 0.05 < row["reference"] < 0.3  # of random numbers in four bits
+    assert 0.05 < row["reference"] < 0.3  # for random numbers in four bits
     assert 0 < row["apart"] < torch.finfo(torch.bfloat16).eps
 
 
 def test_a_layer_in_e4m3(written):
-    """Tokens are rounded where they are put in order. h is, too, with the scale that is told."""
+    """Tokens are rounded when they are sorted; h is rounded, too, with the scale in the flag."""
     flags = SMALL.replace("bf16", "e4m3")
     out, found = written(f"run.py {flags} --bias --h-scale 8 --check")
     assert "within tolerance" in out
@@ -73,7 +74,7 @@ def test_a_layer_in_e4m3(written):
 
 @pytest.mark.parametrize(("share", "code"), [(1.0, 0), (1.01, 1), (float("nan"), 1)])
 def test_what_is_tolerated(monkeypatch, run, share, code):
-    """A hundredth is far less than the error of four bits, and out of tolerance all the same."""
+    """A hundredth is far less than the error of four bits, and still out of tolerance."""
     wanted = layer(SMALL)
     packed = wanted.packed()
 
@@ -117,7 +118,7 @@ def test_refused(run, flags, words):
 
 
 def rows_of(text: str, title: str) -> dict[str, str]:
-    """Name -> words of a section."""
+    """Name -> text of a section."""
     section = text.partition(f"\n{title}\n")[2].partition("\n\n")[0]
     return dict(re.split(r"  +", line.strip(), maxsplit=1) for line in section.splitlines())
 
@@ -163,7 +164,7 @@ def test_what_is_chosen_and_what_would_be(printed):
 
 
 def test_in_e4m3_and_with_shares_of_k(printed):
-    """A token of one expert: 23 tiles of 128 rows, 45 units of K."""
+    """A single token with one expert: 23 tiles of 128 rows, 45 units of K."""
     text = printed(f"explain.py {FP8} --model gpt-oss-120b --experts 1 --top-k 1 --tokens 1")
     rows = rows_of(text, "The walk over tiles")
     assert rows["product"] == "1 x [5760, 2880] in mxfp4 by [1, 2880] in e4m3"
@@ -182,7 +183,7 @@ def test_in_e4m3_and_with_shares_of_k(printed):
 @needs_tools
 @pytest.mark.usefixtures("whole_ptxas")
 def test_figures_of_the_main_loop(written, tmp_path):
-    """Eight elements of each thread for 16 of K and 64 rows are four products of pairs."""
+    """Each thread has eight elements for 16 of K and 64 rows: four products of pairs."""
     out, found = written(f"dump.py {ON_HOPPER} --teams 2 --parts 1", "--out", tmp_path / "files")
     assert (found["product"], found["config"]["teams"], found["spills"]) == ("w13", 2, 0)
     assert found["loop"]["HGMMA"] == 1
@@ -199,7 +200,8 @@ def test_figures_of_the_main_loop(written, tmp_path):
 @needs_tools
 @pytest.mark.usefixtures("whole_ptxas")
 def test_figures_of_the_main_loop_in_e4m3(written, tmp_path):
-    """A word of eight elements is a row's for 32 of K: two of magnitudes, by one PRMT each."""
+    """A word holds eight elements of a row for 32 of K: two words of magnitudes, by one PRMT
+    each."""
     flags = f"dump.py {FP8} --product w2 --tile-rows 8 --teams 2 --parts 1"
     out, found = written(flags, "--out", tmp_path / "files")
     assert found["loop"]["QGMMA"] == 1
@@ -211,7 +213,7 @@ def test_figures_of_the_main_loop_in_e4m3(written, tmp_path):
 @needs_tools
 @pytest.mark.usefixtures("whole_ptxas")
 def test_figures_of_the_main_loop_on_blackwell(written, tmp_path):
-    """The same products of pairs; a store to tensor memory has 64 of K."""
+    """The products of pairs are the same; a store to tensor memory has 64 of K."""
     flags = f"{GPT_OSS} --tile-rows 16 --teams 2 --parts 1"
     out, found = written(f"dump.py {flags}", "--out", tmp_path / "files")
     assert (found["arch"], found["spills"], found["turn"]) == ("sm_100a", 0, 128)

@@ -1,4 +1,4 @@
-"""scripts/mutate.py: the list, the table, and that an interrupted campaign goes on."""
+"""scripts/mutate.py: the list, the table, and the resumption of an interrupted campaign."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def mutate(monkeypatch):
 
 
 def test_classes_say_what_they_do():
-    """In a process of its own without PYTHONPATH: the script finds the tests by itself."""
+    """The test runs in a fresh process without PYTHONPATH: the script finds the tests by itself."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "scripts/mutate.py", "--classes"]
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)

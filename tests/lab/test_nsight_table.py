@@ -1,4 +1,4 @@
-"""nsight.py table: few metrics of ncu's exports, in units that are the same for every report."""
+"""nsight.py table: selected metrics of ncu's exports, in fixed units."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_units_are_base_units(value, unit, base):
 
 
 def test_a_row_per_launch_below_names_and_units(export, tmp_path, capsys):
-    """In the order of the files, and without a word on where it was measured."""
+    """Rows have the order of the files, and do not name the machine."""
     out = tmp_path / "slim.csv"
     files = [str(export("one")), str(export("another", "ms"))]
     flags = ["--date", "2026-11-27", "--note", "clocks free", "--out", str(out)]

@@ -1,4 +1,4 @@
-"""Where commands run their kernels: the GPU at hand, or the emulator."""
+"""Choice of the place where commands run their kernels: the local GPU, or the emulator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lab.tools.place import choose_place
 
 @pytest.fixture
 def place(monkeypatch):
-    """What is chosen on a machine with a GPU of this capability, or none."""
+    """Return the choice on a machine with a GPU of this capability, or without one."""
 
     def chosen(backend, arch, *, check=False, capability=None, archs=ARCHS):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)

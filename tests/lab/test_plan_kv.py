@@ -1,4 +1,4 @@
-"""`plan.py`: its figures beside those worked out by hand; vLLM's layout as vLLM prints it."""
+"""`plan.py`: its figures compared with those by hand; vLLM's layout as vLLM prints it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GIB, MIB = 2**30, 2**20
 
 
 def test_vllm_groups_of_v4_flash_are_those_that_it_prints():
-    """Issue #54703 of vLLM; the shares are those of a block that the stride adds."""
+    """See issue #54703 of vLLM. The shares are those of a block that the stride adds."""
     assert [group.bytes for group in FLASH.groups] == [
         *(1_002_240, 823_680, 786_240, 870_912, 656_640)
     ]
@@ -46,20 +46,20 @@ def test_vllm_admission_reserve():
 
 
 def test_vllm_groups_of_v4_pro():
-    """31 HCA layers make 31 the width: 61 layers of the window are groups of 31 and 30."""
+    """31 HCA layers set the width to 31: the window's 61 layers form groups of 31 and 30."""
     assert [group.bytes for group in PRO.groups] == [
         30 * (37_440 + 8_640) + 31 * 1_728,
         *(31 * 37_440, 30 * 37_440, 30 * (32_832 + 8_640), 31 * 32_832),
     ]
     assert PRO.bytes_per_token == 5609.25
     assert PRO.reserve(10**6) == 3354
-    # The same whatever records and tails the plan has.
+    # The result does not depend on the plan's records and tails.
     assert _kv_vllm.vllm_layout(presets.deepseek_v4_pro(draft=3)) == PRO
 
 
 @pytest.mark.parametrize(("tokens", "held"), [(1, 5), (8, 6), (191, 23), (1000, 28), (8192, 54)])
 def test_vllm_blocks_that_the_windows_leave_behind_are_free(tokens, held):
-    """A block is held while the query of the next token looks at one of its tokens."""
+    """A block is held while the next token's query reads one of its tokens."""
     found = 0
     for group in FLASH.groups:
         first = max(0, tokens - group.window + 1) if group.window else 0
@@ -76,8 +76,9 @@ def test_vllm_steady_state_is_the_most_that_a_window_holds(group):
     ("deepseek-v4-flash", 65), ("deepseek-v4-pro", 73)
 ])  # fmt: skip
 def test_where_a_request_is_smaller_than_in_vllm(name, larger_below):
-    """Beside vLLM's records: from so many tokens on a request has fewer bytes here, stranded and in
-    all; below it the fixed state is more than the blocks that vLLM hands out one by one."""
+    """Compared with vLLM's records, requests of at least this length have fewer bytes here,
+    stranded and in total. Below it the fixed state is larger than the blocks that vLLM allocates
+    one by one."""
     peer = _kv_vllm.vllm_layout(presets.preset(name))
     ours = {tokens: usage(peer.same_records, tokens) for tokens in (*range(1, 600), 8192, 2**20)}
     larger = [tokens for tokens, held in ours.items() if held.total > peer.total(tokens)]
@@ -89,7 +90,7 @@ def test_where_a_request_is_smaller_than_in_vllm(name, larger_below):
 
 
 def test_vllm_requests_leave_room_to_admit_the_last_one():
-    """As many as hold their blocks, and the last one's reserve."""
+    """The memory holds the blocks of all but the last request, and the last one's reserve."""
     one = FLASH.blocks(8192)
     assert one == 54
     last = 32 + FLASH.reserve(8192)
@@ -158,7 +159,7 @@ def test_records_are_planned_side_by_side(written):
     assert [round(w["bytes_per_token"]) for w in found] == [5031, 9848]
     assert [w["bytes"]["workspace"] for w in found] == [2**25, 0]
     assert [w["slots"]["states"] for w in found] == [9, 9]
-    assert text.count("vLLM's blocks of") == 1  # of the model, whatever its records
+    assert text.count("vLLM's blocks of") == 1  # one per model, for any records
 
 
 @pytest.mark.parametrize(("parse", "text", "value"), [

@@ -1,5 +1,6 @@
-"""`run.py`, `explain.py` and `dump.py q8_0`: results of both layouts, plans beside launches, and
-figures of a kernel."""
+"""`run.py`, `explain.py` and `dump.py q8_0`: results of both layouts, plans compared with launches,
+and figures of a kernel.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +83,7 @@ def grids_of(text: str) -> list[int]:
     "--shapes 136x256 40x32 --tokens 1 2 9 16 17 130 --dtype fp32",
 ])  # fmt: skip
 def test_the_grids_are_those_of_the_launches(printed, monkeypatch, given):
-    """Kernels are asked for and found, and what would be launched is noted."""
+    """Kernels are not compiled, and launches are only recorded."""
     launched = []
 
     def noted(kernel, arguments, target, device):
@@ -124,7 +125,7 @@ def test_figures_by_hand(printed):
     assert text.startswith("integer 4096 x 4096, 4 tokens, ")
     assert "q8_0.batch_kernel for sm_89: q8_1, layout soa, out bf16" in text
     rows = dict(re.findall(r"^  (\S.*?)  +(.*)$", text, re.MULTILINE))
-    assert rows["grid"] == "256 CTAs for 128 SMs"  # 16 rows, whose columns 8 warps share
+    assert rows["grid"] == "256 CTAs for 128 SMs"  # 16 rows; 8 warps share their columns
     assert rows["products"] == "mma.sync m16n8k32 in int8"
     assert rows["tokens"] == "4, computed 8"
     assert "4,352 bytes at a time" in rows["step"]  # 16 rows x 8 blocks x 34 bytes
@@ -152,7 +153,7 @@ def test_figures_of_a_kernel(written, tmp_path):
 
 
 def test_flags_name_what_there_is():
-    """Flags are known without the packages."""
+    """Flags are known without importing the packages."""
     assert (*cases.DTYPES,) == flags.DTYPES
     assert set(cases.PRODUCTS) < set(flags.OPERATIONS)
     for operation in flags.OPERATIONS:

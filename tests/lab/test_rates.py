@@ -1,4 +1,4 @@
-"""From measured rows to parameters: rules, the table of an H200, and the model that loads it."""
+"""Parameters from measured rows: rules, the table of an H200, and the model that loads it."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_every_parameter_has_a_rule_or_a_reason():
 
 @pytest.mark.parametrize("gpu", [gpus.H100, gpus.H200], ids=lambda gpu: gpu.name)
 def test_the_shipped_tables_are_what_rows_give(gpu):
-    """`python -m lab.bringup.rates results/units_h200.json --json` of that file."""
+    """The command is `python -m lab.bringup.rates results/units_h200.json --json`."""
     rows, shipped = (
         folder / f"{stem}{gpu.name.lower()}.json"
         for folder, stem in ((H200.parent, "units_"), (PARAMETERS, ""))
@@ -212,11 +212,11 @@ def test_cycles_takes_a_table(tmp_path):
     assert subjects.origin(own) is None
 
 
-# -- what a GPU would give ------------------------------------------------------------------------
+# -- rows as from a GPU ---------------------------------------------------------------------------
 
 
 def _measured(arch: str, device: str) -> list[dict]:
-    """Rows of all benchmarks for an architecture, with numbers that mean nothing."""
+    """Rows of all benchmarks for an architecture, with meaningless numbers."""
     made: list[dict] = [{"kind": "setting", "device": {"name": device}, "date": "never"}]
     for number, each in enumerate(benchmarks_of(GROUPS, arch), start=1000):
         made.append({**_row(each.name, float(number), **each.variant), "group": each.group})
@@ -235,14 +235,14 @@ NOT_ON_HOPPER = "issue_fma2", "latency_tensor", "tma_issue", "latency_tensor_all
     ],
 )
 def test_a_whole_run_gives_every_parameter_that_has_a_rule(arch, device, others):
-    """The rows that rules name are rows that are measured; each rule finds just one."""
+    """Every rule matches exactly one measured row."""
     made = table_of(_measured(arch, device), "rows.json")
     assert set(made.kept) == set(UNRULED) | others
     assert set(made.parameters) == set(RULES) - others
 
 
 def test_tensor_memory_and_commits_follow_from_their_rows():
-    """As on a GPU whose x32 load takes 32 cycles, and 60 more until its wait."""
+    """Assumes that an x32 load takes 32 cycles, and 60 more until its wait."""
     whole = {each["benchmark"] + str(sorted(each["variant"].items())): each
              for each in _measured("sm_100a", "NVIDIA B200")[1:]}  # fmt: skip
 

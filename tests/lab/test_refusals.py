@@ -1,4 +1,4 @@
-"""What a command cannot do it refuses in one line, with the value and the limit."""
+"""A command refuses what it cannot do in one line, with the value and the limit."""
 
 from __future__ import annotations
 

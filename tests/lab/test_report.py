@@ -1,6 +1,6 @@
-"""The report: every file of results/ is in it, pictures are labelled, docs/ has those of today.
+"""The report: every file of results/ is in it, pictures are labelled, and docs/ is up to date.
 
-That docs/house.png is of today's imports is among the rules of the house, which parse every file.
+The house rules, which parse every file, check that docs/house.png shows the current imports.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DOCS = ROOT / "docs"
 OF_DOCS = [section for section in SECTIONS if section.docs]
 HEAD = {"kind": "setting", "date": "2026-11-21", "gpu": {"name": "a GPU"}}
 MACHINE = {"read_tbs": 4.0, "tensor_tflops": 800.0}
-# Linear RGB as somebody without green cones sees it (Machado and others, 2009).
+# Linear RGB as seen without green cones (Machado and others, 2009).
 WITHOUT_GREEN = np.array([
     [0.367322, 0.860646, -0.227968],
     [0.280085, 0.672501, 0.047413],
@@ -102,7 +102,7 @@ def cycles() -> Document:
 
 
 def launch() -> Document:
-    """Of one kernel, which spends its time in DRAM: units, then the launch."""
+    """A document of one kernel, which spends its time in DRAM: units, then the launch."""
     shown = dict.fromkeys(ncu.UNITS.values(), "10") | {ncu.UNITS["DRAM"]: "58.4", LATENCY: "10"}
     stalls = {"wait": "1", "long_scoreboard": "6", ncu.WORK: "3"}
     row = {**dict.fromkeys((*WORDS, *METRICS), "0"), ncu.NAME: "gqa_decode_sm90_d128_cutlass_0",
@@ -120,7 +120,7 @@ def story() -> cache.Story:
 
 @pytest.fixture
 def figure(monkeypatch):
-    """figure(draw, document): its axes and its words, not written anywhere."""
+    """figure(draw, document): its axes and texts, without writing a file."""
     from matplotlib.text import Text
 
     def call(draw, document, **more):
@@ -137,7 +137,7 @@ def figure(monkeypatch):
     return call
 
 
-# -- what the page has ----------------------------------------------------------------------------
+# -- contents of the page -------------------------------------------------------------------------
 
 
 def test_every_file_of_results_is_on_the_page_and_has_its_command():
@@ -159,9 +159,9 @@ def test_a_page_says_of_every_file_what_it_is_of_and_whether_it_is_modelled():
     text = perform.html(named(["decode", "attention-b200", "moe-b200"]))
     assert "NVIDIA H100 80GB HBM3, 2026-11-21; made by <code>python scripts/bench.py gqa" in text
     assert '<img src="decode_h100.png"' in text
-    assert text.count('<span class="modelled">modelled</span> ') == 3  # of what the word means, too
+    assert text.count('<span class="modelled">modelled</span> ') == 3  # one in the definition
     assert text.count('<span class="published">published</span>') == 6
-    assert "Tables of flash-attention pull request 2605" in text  # where points are from
+    assert "Tables of flash-attention pull request 2605" in text  # the source of points
     assert "<td>2194 </td>" not in text
     assert "<td>2013 .. 2416</td>" in text
     assert "<script" not in text
@@ -190,7 +190,7 @@ def test_sections_are_named(run):
 
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.name)
 def test_every_figure_is_tabulated(section):
-    """And each line has as many cells as there are heads."""
+    """Each line has as many cells as there are headings."""
     for name in section.files:
         document = read(name)
         found = tables_of(document)
@@ -203,7 +203,7 @@ def test_every_figure_is_tabulated(section):
 
 @pytest.mark.parametrize("name", sorted(name for name in COMMANDS if name.endswith(".json")))
 def test_no_figure_of_a_row_is_left_out(name):
-    """Of kinds whose columns are not spelt out."""
+    """This covers kinds of rows without explicit columns."""
     document = read(name)
     heads = {head for _, heads, _ in tables_of(document) for head in heads}
     rows = [row for row in document.rows or document.data.get("rows", ())
@@ -268,7 +268,7 @@ def test_pictures_have_their_labels(figure, draw, document, labels):
 
 
 def test_a_far_point_of_decode_stands_at_the_edge_with_its_factor(figure):
-    """The others keep the panel to themselves."""
+    """The panel is scaled to the other points."""
     (axis,), words = figure(pictures.draw_decode, latencies())
     ends = {
         line.get_ydata()[0]: line.get_xdata()[-1]
@@ -281,7 +281,7 @@ def test_a_far_point_of_decode_stands_at_the_edge_with_its_factor(figure):
 
 
 def test_the_fastest_that_others_published_stands_beside(figure):
-    """Of the same GPU and problem; with the name of who measured it."""
+    """The published result is for the same GPU and problem, with the name of its source."""
     row = {"gpu": "a GPU", "batch": "1", "keys": "1024", "us": "13.0", "source": "engine 1.2 fa3"}
     others = [
         row | {"us": "14.0"},
@@ -305,7 +305,7 @@ def test_only_timed_rows_of_their_own_length_are_lines(figure):
 
 
 def test_ranges_of_the_model_are_drawn(figure):
-    """Of 50 us at 200 TFLOP/s: 100 us are 100, 40 us 250; what is published at 106.5 us is 94."""
+    """50 us are 200 TFLOP/s: 100 us become 100, 40 us 250, and the published 106.5 us 94."""
     (axis,), _ = figure(pictures.draw_b200, modelled())
     drawn_at = [tuple(np.round(line.get_xdata())) for line in axis.lines]
     assert drawn_at[:3] == [(100, 250), (200,), (94,)]
@@ -343,7 +343,7 @@ def test_modelled_beside_measured_with_a_shape_per_group(figure):
 
 
 def test_the_busiest_unit_is_filled_and_the_longest_wait_first(figure):
-    """That it issues is no wait of a warp. A unit that is nearly as busy is filled, too."""
+    """Issuing is no wait of a warp. A unit that is nearly as busy is filled, too."""
     document = launch()
     document.rows[1][ncu.UNITS["L2"]] = "57.1"
     (left, right), words = figure(ncu.draw, document)
@@ -394,7 +394,7 @@ def test_arrows_that_follow_from_others_are_left_out():
 
 
 def seen(colour: str) -> np.ndarray:
-    """0 to 255, without green cones."""
+    """Colour from 0 to 255 as seen without green cones."""
     rgb = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255
     linear = np.clip(WITHOUT_GREEN @ rgb**2.2, 0, 1)
     return 255 * linear ** (1 / 2.2)
@@ -449,14 +449,14 @@ def test_docs_has_the_pictures_of_the_report_and_pages_show_them():
 @pytest.mark.parametrize("section", [each for each in OF_DOCS if each.name != "map"],
                          ids=lambda section: section.name)  # fmt: skip
 def test_pictures_of_docs_are_of_the_results_of_today(section):
-    """`python scripts/report.py --docs` brings them up to date."""
+    """`python scripts/report.py --docs` updates them."""
     source = section.source([read(name) for name in section.files])
     assert source
     assert style.source_of(DOCS / section.docs) == source
 
 
 def test_the_whole_report(run, tmp_path):
-    """Its pictures are those of docs/; letters of another matplotlib may differ a little."""
+    """Pictures are those of docs/; another matplotlib may draw letters slightly differently."""
     assert run("report.py --out", tmp_path).returncode == 0
     text = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert {*re.findall(r'<img src="([^"]+)"', text)} == {p.name for p in tmp_path.glob("*.png")}

@@ -1,4 +1,4 @@
-"""`run.py`: what it prints and writes, its exit codes, which cases and layers flags spell."""
+"""`run.py`: its output and files, its exit codes, the cases and layers that flags describe."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_checker_is_the_emulators():
 
 
 def test_attention_takes_every_kind_of_flag(printed):
-    """One launch with a bit of everything that goes together."""
+    """A single launch has many compatible options."""
     flags = "--shape 2,3,40,4,2 --window 20, --sink-tokens 3 --q-offset 30 --sinks --softcap 4"
     more = "--page-size 16 --kv-lens 40,33 --varlen q --rope-dim 8 --out-dtype fp32 --pdl"
     out = printed(f"run.py fmha {flags} {more} --backend emulate")
@@ -163,7 +163,7 @@ def test_a_bit_of_everything_in_a_layer_of_experts(written):
     assert (row["backend"], row["arch"]) == ("emulate", "sm_100a")
     assert row["launches"] >= 6
     assert f"no findings in {row['launches']} launches; rules: hardware" in out
-    assert 0.05 < row["reference"] < 0.4  # of random numbers in four bits
+    assert 0.05 < row["reference"] < 0.4  # for random numbers in four bits
     assert row["relative"] == pytest.approx(row["reference"], rel=0.02)
     assert row["apart"] < 0.02
     top = re.search(r"largest \|h\|: ([\d.]+), which --h-scale ([\d.]+)", out)
@@ -174,7 +174,7 @@ def test_a_bit_of_everything_in_a_layer_of_experts(written):
 
 @pytest.mark.parametrize(("share", "code"), [(1.0, 0), (1.06, 1), (0.0, 1), (float("nan"), 1)])
 def test_what_is_tolerated_of_experts(monkeypatch, run, share, code):
-    """The reference itself passes; one that is further away than its own error allows does not."""
+    """The reference itself passes; a result beyond its tolerance does not."""
 
     def fused(x, experts, logits, router, *, activation, **options):
         routed = route(logits, **vars(router))

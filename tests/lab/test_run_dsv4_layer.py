@@ -1,5 +1,6 @@
-"""run.py dsv4: layers of every kind over the cache beside the model that recomputes all; wrong
-models are noticed; what it prints and writes, its exit codes."""
+"""run.py dsv4: layers of every kind over the cache, compared with the model that recomputes all;
+wrong models are noticed; its output, files and exit codes.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +19,20 @@ SMALL = "--hidden 128 --heads 2 --index-heads 16 --select 24 --experts 2 --inter
 
 
 def run_of(flags: str) -> _run_dsv4_layer.Run:
-    """The run that the flags spell, not begun."""
+    """Return the run that the flags describe, before it begins."""
     options = RUN["dsv4"].parser("").parse_args([*SMALL.split(), *flags.split()])
     _run_dsv4_layer.check(options)
     return _run_dsv4_layer.Run(options, choose_place(options))
 
 
 def lived(run: _run_dsv4_layer.Run) -> list[_run_dsv4_layer.Row]:
-    """All steps, however long a busy machine takes for a launch."""
+    """Run all steps, without a time limit per launch."""
     with emulated(run.options):
         return list(run.rows())
 
 
 class Judges:
-    """The right judge, and beside it those with a wrong model: what each has found."""
+    """The right judge, and judges with a wrong model: records what each notices."""
 
     def __init__(self, run: _run_dsv4_layer.Run) -> None:
         right = run.judge
@@ -52,7 +53,8 @@ class Judges:
 
 @CSA
 def test_a_csa_layer_and_wrong_models():
-    """A prompt in one piece, decoding behind it; each wrong model is noticed where it is wrong."""
+    """A prompt in one piece, then decoding; each wrong model is noticed in the expected
+    component."""
     run = run_of("--kind csa --prefix 133 --chunk 133 --steps 2")
     judges = run.judge = Judges(run)
     rows = lived(run)
@@ -72,24 +74,24 @@ def test_a_csa_layer_and_wrong_models():
     pytest.param("swa --draft 2 --prefix 200 --steps 6 --requests 2", marks=HCA),
 ])  # fmt: skip
 def test_layers(flags):
-    """All steps, every one within its limits."""
+    """Every step is within its limits."""
     for row in lived(run_of(f"--kind {flags}")):
         assert row.verdict.ok, row.document()
 
 
 def test_a_layer_under_the_checker(monkeypatch, written, tmp_path):
-    """No finding in any kernel of a step; what is printed and written."""
+    """No finding in any kernel of a step; output and files."""
     monkeypatch.setenv("COLUMNS", "80")
     flags = f"{SMALL} --kind csa --prefix 60 --chunk 40 --steps 2 --every 2 --check"
     out, found = written(f"run.py dsv4 {flags}", "--plot", tmp_path / "layer.png")
     assert "every component is within its limit" in out
     assert "bytes of the cache" in out
-    assert "…" not in out  # no column of the table is cut short at 80 characters
+    assert "…" not in out  # no column of the table is truncated at 80 characters
     assert found["ok"]
     assert found["checks"]["errors"] == 0
     assert [step["lengths"] for step in found["steps"]] == [[40], [60], [61], [62]]
     last = found["steps"][-1]
-    # Its window, 15 keys, 15 entries; the tails' rows that a complete window needs.
+    # Its window, 15 keys, 15 entries; the rows of the tails for a complete window.
     assert last["read"] == 62 * 584 + 15 * 68 + 15 * 584
     assert last["written"] == 584 + 2 * 4 * 2 * (512 + 128)
     assert Image.open(tmp_path / "layer.png").size[0] > 500

@@ -1,4 +1,4 @@
-"""run.py models: layers of models, and the table of their errors that moe/README.md has."""
+"""run.py models: layers of models, and the table of their errors in moe/README.md."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from lab.verbs.models import FORMS, Form
 from moe.models import READERS, of_model
 
 RESULTS = ROOT / "results" / "moe_models.json"
-# Of the norm, beside the same weights: what numbers of x and h lose by being rounded.
+# Relative to the norm, with the same weights: the error from rounding x and h.
 LARGEST = {"bf16": 0.005, "e4m3": 0.06, "mxfp8": 0.06, "nvfp4": 0.2, "mxfp4": 0.27}
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{models.GPUS[form.arch]}, {form}")
 def test_a_layer_is_as_exact_as_torch_that_rounds_alike(form):
-    """Six experts of a token of DeepSeek-V4, one of them shared by all; its limit, its scores."""
+    """A token of DeepSeek-V4 has six experts and a shared one; the layer has its limit and its
+    scores."""
     found = models.errors_of(models.problem_of("deepseek-v4-pro"), form)
     assert found["ok"]
     assert 0 < found["error"] < LARGEST[form.x]
@@ -41,7 +42,7 @@ def test_every_family_is_in_the_table():
 
 
 def test_a_run_is_a_table(printed, monkeypatch, tmp_path):
-    """Also from its file; what is further apart than rounding explains is told."""
+    """The table can be printed from its file; differences beyond rounding are reported."""
     monkeypatch.setattr(models, "FORMS", FORMS[:1])
     flags = "run.py models --model gpt-oss-20b --markdown"
     table = printed(flags, "--json", tmp_path / "rows.json")

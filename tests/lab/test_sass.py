@@ -13,7 +13,8 @@ from lab.sass.softmax import SoftmaxLoop
 
 
 def listing(text: str, name: str = "kernel") -> str:
-    """What nvdisasm would print: a label per line that ends in a colon, else an instruction."""
+    """A listing as nvdisasm prints it: a line that ends in a colon is a label, others are
+    instructions."""
     lines, address = [f'\t.section\t.text.{name},"ax",@progbits', f".text.{name}:"], 0
     for line in filter(None, map(str.strip, text.splitlines())):
         if line.endswith(":"):
@@ -112,7 +113,8 @@ COPIES = """
 
 
 def test_copies_for_rare_rows_do_not_count():
-    """The shortest of three remains, though the branch to it leads to a longer one, too."""
+    """The shortest of three copies remains, although the branch to it also leads to a longer
+    one."""
     loop = loop_of(COPIES)
     assert loop.opcodes()["MUFU"] == 128
     assert loop.total == 4 + 2 + 2 + 128 + 1 + 2 + 1
@@ -154,7 +156,7 @@ def test_a_body_of_two_tiles_is_counted_per_tile():
 
 
 def test_cold_blocks_behind_the_exit_belong_to_the_loop():
-    """A correction that ptxas moves away is the same correction."""
+    """A correction that ptxas moves out of line is still the correction."""
     begin, end = LOOP.index("    LDTM.x16"), LOOP.index("    .L_x_2:")
     moved = LOOP[begin:end]
     text = LOOP[:begin] + LOOP[end:] + "    .L_x_20:\n" + moved + "    BRA `(.L_x_2)\n"
@@ -165,7 +167,7 @@ def test_cold_blocks_behind_the_exit_belong_to_the_loop():
 
 @pytest.mark.parametrize("target", [".L_x_5", ".L_x_2"])
 def test_bsync_goes_on_where_its_bssy_says(target):
-    """A reconvergence out of line jumps; the usual one stands before its own target."""
+    """An out-of-line reconvergence jumps; the usual one directly precedes its own target."""
     text = f"""
         BSSY.RECONVERGENT B0, `(.L_x_2)
         BSSY.RECONVERGENT B1, `({target})
@@ -197,11 +199,11 @@ def test_guards_decide_whether_a_block_falls_through():
     function = function_of(text)
     assert [block.successors for block in function.blocks] == [[1], [3], [3], [4, 5], [5], [], [6]]
     assert function.order == [0, 1, 3, 4, 5] or function.order == [0, 1, 3, 5, 4]
-    assert function.loops == {}  # nothing leads to the block that loops
+    assert function.loops == {}  # nothing reaches the looping block
 
 
 def test_work_in_another_loop_is_reported():
-    """A mask that was split off, and a loop inside that hides how often it runs."""
+    """Examples are a mask that was split off, and an inner loop with an unknown trip count."""
     split = """
         .L_x_30:
         LDTM.x32 R4, tmem[UR4]

@@ -1,5 +1,6 @@
-"""lab/sass/signals.py: no kernel of ours signals while it reads or writes tensor
-memory, as ptxas has compiled it; without a tcgen05.wait one does."""
+"""lab/sass/signals.py: as compiled by ptxas, none of our kernels signals while it reads or writes
+tensor memory; without a tcgen05.wait one does.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ KERNELS = {
     "attention 512": (ATTENTION, AttentionConfig(head_dim=512, schedule="base")),
     "decode 64 columns": (DECODE, DecodeConfig(group=64, q_tokens=1)),
 }
-# Signals that may come before, since they tell of something else: (kernel, access) -> why.
+# Signals that may come before, since they concern something else: (kernel, access) -> reason.
 OF_SOMETHING_ELSE = {
     ("mixed", "STTM"): "the stage of weights is free once they are in registers; A is signalled"
     " behind the wait",
@@ -93,8 +94,8 @@ def control(*, writes: int = 7, waits: int = 0) -> int:
 
 
 def function(*lines: tuple[str, int] | str) -> Function:
-    """A kernel of instructions, each with its upper half or with none that asks for anything; a
-    line that ends in a colon is a label."""
+    """A kernel of instructions, each with its upper half (by default one without waits); a line
+    that ends in a colon is a label."""
     text, address = ['\t.section\t.text.kernel,"ax",@progbits', ".text.kernel:"], 0
     for line in lines:
         words, high = (line, control()) if isinstance(line, str) else line
@@ -122,7 +123,7 @@ WAITING = (ARRIVE, control(waits=0b1))
         ((LOAD, ARRIVE, USE, "EXIT"), 1),
         ((LOAD, "DEPBAR.LE SB1, 0x0", ARRIVE, "EXIT"), 0),
         ((LOAD, "DEPBAR.LE SB1, 0x1", ARRIVE, "EXIT"), 1),
-        ((LOAD, WAITING, "EXIT"), 1),  # for another scoreboard
+        ((LOAD, WAITING, "EXIT"), 1),  # waits for another scoreboard
         ((LOAD, LOAD, "BAR.ARV 0x1, 0x80", USE, "EXIT"), 2),
         ((LOAD, "UTCBAR [UR4], URZ", USE, "EXIT"), 1),
         ((LOAD, "STG.E.STRONG.GPU desc[UR4][R2.64], R9", USE, "EXIT"), 1),

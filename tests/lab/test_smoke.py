@@ -1,4 +1,4 @@
-"""The smoke test of a wheel notices what it is there for; the wheel itself is `make smoke`'s."""
+"""The smoke test of a wheel notices faults; `make smoke` tests the wheel itself."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from zipfile import ZipFile
 
 import pytest
 
-from lab.house.source import PACKAGES, ROOT
+from lab.house.source import PACKAGES, ROOT, files
 from lab.smoke import inside, perform
 
 EXAMPLES = list(perform.examples())
 
 
 def test_every_example_runs_or_has_a_reason():
-    readmes = [ROOT / "README.md", *(p for name in PACKAGES for p in (ROOT / name).rglob("*.md"))]
-    blocks = sum(p.read_text(encoding="utf-8").count("\n```python\n") for p in readmes)
+    pages = [ROOT / page for page in files(".md") if page.parts[0] not in perform.OUTSIDE]
+    assert {*(ROOT / "docs").rglob("*.md")} <= {*pages}
+    blocks = sum(p.read_text(encoding="utf-8").count("\n```python\n") for p in pages)
     assert blocks == len(EXAMPLES) + len(perform.LEFT_OUT)
     assert all((ROOT / page).is_file() for page, _ in perform.LEFT_OUT)
 
@@ -55,7 +56,7 @@ def test_a_wheel_that_lacks_a_file_or_has_another_is_noticed(tmp_path):
 
 
 def reports_of(programs: dict[str, str], folder: Path, jobs: int) -> dict[str, str]:
-    """What `run_all` says of each, in a process that has nothing to lose by a fork."""
+    """Reports of `run_all` on each program, in a process that may safely fork."""
     for name, text in programs.items():
         (folder / f"{name}.py").write_text(text)
     code = (

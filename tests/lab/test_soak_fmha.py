@@ -1,4 +1,4 @@
-"""soak.py fmha: what is drawn, how a failure is told and repeated, how a run ends early.
+"""soak.py fmha: random problems, reports and repetition of failures, early ends of a run.
 
 The kernel is replaced by the reference with its roundings, whole or with a fault; one test runs it.
 """
@@ -51,7 +51,7 @@ def kernel(monkeypatch, tmp_path):
 OPTIONS = [field.name for field in dataclasses.fields(reference.Options)]
 
 
-# -- what is drawn --------------------------------------------------------------------------------
+# -- random problems ------------------------------------------------------------------------------
 
 
 def test_every_feature_is_drawn():
@@ -181,7 +181,7 @@ def test_a_problem_of_a_refused_kernel_is_refused(run):
 
 
 class Stub:
-    """A trial on the CPU that computes something else."""
+    """A trial on the CPU with another computation."""
 
     change = soak_attention.Trial.change
 

@@ -1,5 +1,5 @@
-"""soak.py gqa: what is drawn, and that what is wrong is told; what a campaign does besides,
-test_soak_fmha.py says.
+"""soak.py gqa: random problems, and reports of wrong results; test_soak_fmha.py tests the rest of a
+campaign.
 
 Kernels are replaced by the definition with their roundings, whole or with a fault; one test runs
 one.
@@ -70,7 +70,7 @@ def test_problems_are_as_large_as_their_size_allows(size):
 
 @pytest.mark.parametrize("keys", ["lens", "dense", 8])
 def test_tensors_are_the_same_on_every_device(keys):
-    """Shapes and strides, where there is no memory."""
+    """Shapes and strides are equal on a device without memory."""
     case = Case((40, 0, 33), (4, 2), keys=keys, kv_dtype="e4m3")
     for here, elsewhere in zip(case.inputs(), case.inputs("meta"), strict=True):
         assert (here.shape, here.stride()) == (elsewhere.shape, elsewhere.stride())

@@ -15,7 +15,7 @@ from lab.soak.small_caches import CASES
 
 
 def run(*arguments: object) -> int:
-    """The exit code of the script with these arguments."""
+    """Return the script's exit code for these arguments."""
     return soak_script.main(["kvcache", *map(str, arguments)])
 
 

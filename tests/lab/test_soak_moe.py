@@ -1,5 +1,5 @@
-"""soak.py moe: what is drawn, how it is judged, how a failure is repeated; what a campaign does
-besides, test_soak_fmha.py says.
+"""soak.py moe: random problems, their judges, repetition of failures; test_soak_fmha.py tests the
+rest of a campaign.
 
 Kernels are replaced by the definition with their roundings, whole or with a fault; one test runs
 them.
@@ -48,7 +48,7 @@ def kernel(monkeypatch, tmp_path):
     return replace
 
 
-# -- what is drawn --------------------------------------------------------------------------------
+# -- random problems ------------------------------------------------------------------------------
 
 
 def test_every_feature_is_drawn():
@@ -176,7 +176,7 @@ def test_a_written_row_of_nobody_is_a_failure(run, kernel):
 
 
 def test_other_contents_of_the_same_tensors():
-    """What a captured graph is replayed on."""
+    """A captured graph is replayed with such contents."""
     for case in (Case((3, 0, 2), 64, 16), Layer(4)):
         one = object.__new__(Trial)
         one.given, one.case = case.inputs(), case

@@ -1,4 +1,4 @@
-"""soak.py rows: what is drawn, what is noticed, how a failure is repeated."""
+"""soak.py rows: random problems, faults that are noticed, repetition of failures."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SUBJECTS = pytest.mark.parametrize("subject", subjects.SUBJECTS, ids=lambda one:
 
 
 def kernels_of(subject, count=6, arch=None):
-    """(draws, the first kernels of a subject)."""
+    """Return (draws, the first kernels of a subject)."""
     draws = Draws(0, arch or subject.archs[0], True, subjects=(subject,))
     return draws, [*islice(draws.kernels(), count)]
 
 
 def bits(value) -> list[bytes]:
-    """Of all tensors in it."""
+    """Bytes of all tensors in a value."""
     if isinstance(value, torch.Tensor):
         return [value.contiguous().view(torch.uint8).numpy().tobytes()]
     if dataclasses.is_dataclass(value):

@@ -1,4 +1,4 @@
-"""Scripts and packages start at once: what takes seconds to import is imported when it is used."""
+"""Scripts and packages start at once: slow imports happen on first use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lab.tools import groups
 
 SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("[a-z]*.py"))
 PACKAGES = ["fmha", "gqa_lowlatency", "kvcache", "moe", "q8_0"]
-INNER = ["mla.compressor", "mla.indexer", "moe.routing"]
+INNER = ["kernelkit.compile", "kernelkit.tune", "mla.compressor", "mla.indexer", "moe.routing"]
 HEAVY = {
     "torch",
     "numpy",
@@ -34,8 +34,8 @@ SECONDS = 1.0  # of CPU; --help takes 0.05 to 0.15, importing torch 2.5
 
 
 def started(*command: object) -> SimpleNamespace:
-    """`python COMMAND` in a process of its own: its code, stdout, stderr, the seconds of CPU that
-    it took, and the modules that it imported."""
+    """Run `python COMMAND` in a fresh process; return its code, stdout, stderr, CPU seconds, and
+    the modules that it imported."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [sys.executable, "-X", "importtime", *map(str, command)],
@@ -50,14 +50,14 @@ def started(*command: object) -> SimpleNamespace:
     times = [line for line in lines if line.startswith("import time:")]
     error = "\n".join(line for line in lines if not line.startswith("import time:"))
     modules = {line.rpartition("|")[2].strip() for line in times}
-    assert "site" in modules  # the report is there, and is understood
+    assert "site" in modules  # the report exists, and was parsed
     return SimpleNamespace(
         code=done.returncode, out=done.stdout, err=error, seconds=seconds, modules=modules
     )
 
 
 def subcommands() -> list[tuple[str, str]]:
-    """(script, name) of every script that takes a name."""
+    """List (script, name) for every script with subcommands."""
     named = {"run.py": commands.RUN, "bench.py": commands.BENCH, "dump.py": commands.DUMP,
              "explain.py": commands.EXPLAIN, "emulate.py": commands.EMULATE,
              "soak.py": commands.SOAK}  # fmt: skip
@@ -65,7 +65,7 @@ def subcommands() -> list[tuple[str, str]]:
         (script, name)
         for script, names in named.items()
         for name in names
-        if name not in steps.STEPS or name == "append"  # one of them, which are alike
+        if name not in steps.STEPS or name == "append"  # steps are alike: one is enough
     ]
 
 
@@ -107,8 +107,8 @@ def test_a_package_alone_imports_next_to_nothing(package):
 
 
 def test_functions_alone_import_torch_and_no_compiler():
-    """The DSL and the emulator come with the first call; and of torch nothing that `import torch`
-    leaves out, such as its own compiler."""
+    """The DSL and the emulator are imported by the first call. Of torch only what `import torch`
+    loads is imported; its compiler is not."""
     code = f"""
 import importlib, sys, torch
 before = set(sys.modules)
@@ -127,7 +127,7 @@ print(*set(sys.modules) - before)
 
 @pytest.mark.parametrize("package", [*PACKAGES, *INNER])
 def test_exports_are_what_a_type_checker_sees(package):
-    """Modules and names stand twice in an `__init__`: for tools, and for the first use."""
+    """An `__init__` lists modules and names twice: for tools, and for the first use."""
     module = import_module(package)
     tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
@@ -140,7 +140,7 @@ def test_exports_are_what_a_type_checker_sees(package):
 
 
 def test_choices_are_those_of_what_imports_torch():
-    """Flags that name what a module with torch in it knows."""
+    """Flags list values that a module with torch defines."""
 
     from fmha.config import TUNABLE
     from gqa_lowlatency.launch import ARCHS

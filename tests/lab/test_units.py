@@ -1,4 +1,4 @@
-"""bench.py units: its kernels run and end in the emulator, and rows are made of what they leave."""
+"""bench.py units: its kernels run and end in the emulator, and rows are made from their records."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ from lab.silicon.units.benchmarks import benchmarks_of
 from lab.silicon.units.flags import ARCHS, GROUPS
 from lab.silicon.units.ptx import BLACKWELL, RECORD, Kernel, Role
 
-MOST = 5  # kernels of a name; of instructions one each
+MOST = 5  # kernels of a name; one of each instruction
 
 
 def _by_name() -> dict[str, list[Benchmark]]:
-    """What runs here, by name: evenly chosen where there are many; of instructions one kernel."""
+    """Benchmarks that run here, by name: evenly chosen if there are many; one kernel per
+    instruction."""
     found = defaultdict(list)
     for one in benchmarks_of(GROUPS):
         if not worker.can(one):
@@ -54,14 +55,14 @@ KERNELS = _by_name()
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels_run_and_end(name):
-    """Every CTA that measures leaves clocks; what they show here is no time."""
+    """Every measuring CTA records clocks; in the emulator they are no times."""
     for one in KERNELS[name]:
         records = worker.run(one.points[0].kernel, 2).records
         assert records[..., :2].max(axis=(1, 2)).any(), one.variant
 
 
 def test_names_differ():
-    """Nothing is measured twice, and what two points differ in is not nothing."""
+    """No point is measured twice, and any two points differ in something."""
     groups = set()
     for arch in ARCHS:
         found = list(benchmarks_of(GROUPS, arch))
@@ -113,7 +114,7 @@ MULTIPLIED = [
     ],
 )
 def test_kernels_of_blackwell_are_right(name, variant):
-    """They end, nothing is found, and D is what ones make."""
+    """The kernels end, the checker reports nothing, and D is the product of ones."""
     assert worker.wrong(_of_blackwell(name, **variant), BLACKWELL) is None
 
 
@@ -124,7 +125,7 @@ def test_every_kernel_of_blackwell_is_right(group):
 
 
 def test_a_wrong_kernel_is_noticed():
-    """By its answer, by the checker, by its end."""
+    """The answer, the checker or the end of the run shows it."""
     point = _of_blackwell("tcgen05_mma", kind="f16", ctas=1, n=64, a="tensor memory").points[0]
 
     def said(**changes: object) -> str | None:
@@ -175,7 +176,7 @@ def test_nothing_heavy_is_imported():
 
 
 def _records(*warps: tuple[int, ...]) -> np.ndarray:
-    """Of one CTA."""
+    """Records of one CTA."""
     out = np.zeros((1, len(warps), RECORD), np.uint64)
     for place, values in enumerate(warps):
         out[0, place, : len(values)] = values
@@ -192,7 +193,7 @@ def test_a_span_is_that_of_the_slowest_cta():
     one = _records((100, 150), (110, 190), (0, 0))
     other = _records((5000, 5040), (0, 0), (0, 0))
     assert span(np.concatenate([one, other])) == 90
-    apart = _records((300, 0), (0, 420))  # one warp knows the begin, the other one the end
+    apart = _records((300, 0), (0, 420))  # one warp recorded the begin, the other the end
     assert span(apart) == 120
     with pytest.raises(ValueError, match="no warp"):
         span(_records((0, 0)))
@@ -228,7 +229,7 @@ def test_rows_and_their_table(tmp_path, printed):
 
 
 class _Children:
-    """Workers that end within a benchmark, in turn: (at which, exit code)."""
+    """Workers that end during a benchmark, one after another: (at which, exit code)."""
 
     def __init__(self, *ends: tuple[int, int]) -> None:
         self.ends, self.said = list(ends), "Segmentation fault"
@@ -247,7 +248,7 @@ class _Children:
 
 
 def test_a_worker_that_breaks_is_followed_by_another(monkeypatch):
-    """It says at which benchmark, and all others are measured."""
+    """The failing benchmark is named, and all others are measured."""
     count = len(list(benchmarks_of(["branch"])))
     monkeypatch.setattr(perform, "Child", _Children((2, -11), (5, 3), (count, 0)))
     found = [one for one in perform.rows_of(["branch"], 1) if "gpu" not in one]
@@ -257,7 +258,7 @@ def test_a_worker_that_breaks_is_followed_by_another(monkeypatch):
 
 
 def test_a_gpu_that_multiplies_wrongly_has_no_figure(monkeypatch):
-    """What a launch has left is looked at on the GPU as well."""
+    """Results of a launch are checked on the GPU as well."""
     from lab.silicon.units.worker import Bench
 
     benchmark = _of_blackwell("tcgen05_mma", kind="f16", ctas=1, m=64, n=64)
@@ -286,7 +287,8 @@ def test_a_gpu_that_multiplies_wrongly_has_no_figure(monkeypatch):
     ],
 )
 def test_what_is_timed_is_nothing_else(tmp_path, name, variant, opcode, count):
-    """In the machine code of the loop: no loop over lanes, and no moves between what is timed."""
+    """The machine code of the loop has no loop over lanes, and no moves between timed
+    instructions."""
     kernel = _of_blackwell(name, **variant).points[0].kernel
     source, cubin = tmp_path / "bench.ptx", tmp_path / "bench.cubin"
     source.write_text(kernel.text(BLACKWELL))

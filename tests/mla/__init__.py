@@ -1,1 +1,1 @@
-"""Tests of the KV cache."""
+"""Tests of mla."""

@@ -1,8 +1,8 @@
-"""A model whose cache is lived in, beside a history without rings, pages and slots: every token's
-window entry and every compressed entry of a layer, as its record rounds them.
+"""A model with a used cache, and a history without rings, pages and slots: every token's window
+entry and every compressed entry of a layer, as its record rounds them.
 
-Whatever nobody wrote is NaN. Old tokens are written by the definition in torch, which is quick; the
-step that is judged goes through `cached_attention`.
+Memory that was never written is NaN. Old tokens are written by the definition in torch, which is
+fast; the judged step goes through `cached_attention`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ STREAMS = {"csa": ("csa", 0), "hca": ("hca", 0), "whole": ("csa", 1)}  # kind ->
 
 @dataclass(frozen=True)
 class Case:
-    """record: of all entries. selected: most entries that a token of the CSA layer attends to."""
+    """A model's options.
+
+    record: record of all entries.
+    selected: most entries that a token of the CSA layer attends to.
+    """
 
     record: str = "fp8"
     heads: int = 4
@@ -58,7 +62,7 @@ class Case:
 
 @dataclass
 class Past:
-    """What a request should have: bf16 [n, 512] entries, by layer."""
+    """Expected entries of a request, bf16 [n, 512], by layer."""
 
     near: dict[str, torch.Tensor] = field(default_factory=dict)
     far: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -70,7 +74,7 @@ class Past:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Of a step and a layer: q [T, H, 512], kv [T, 512], chosen entries."""
+    """Inputs of a step in a layer: q [T, H, 512], kv [T, 512], chosen entries."""
 
     q: torch.Tensor
     kv: torch.Tensor
@@ -78,7 +82,7 @@ class Inputs:
 
 
 class Model:
-    """A layer of each kind, with a cache of their own."""
+    """Layers of each kind, with a cache."""
 
     def __init__(self, case: Case, seed: int = 0) -> None:
         self.case = case
@@ -98,7 +102,7 @@ class Model:
     # -- old tokens ------------------------------------------------------------------------------
 
     def admit(self, name: str, tokens: int) -> Request:
-        """A request with so many tokens, written block by block by the definition."""
+        """Admit a request with `tokens` tokens, written block by block by the definition."""
         request = self.cache.admit(name, [7] * max(tokens, 1), use_cache=False).request
         self.pasts[request] = Past()
         done = 0
@@ -115,7 +119,7 @@ class Model:
         self.compress(step)
 
     def _write_near(self, step: Step, name: str) -> None:
-        """Window entries of a layer, without attention."""
+        """Write window entries of a layer, without attention."""
         kv = self.random(len(step.positions), 512).to(self.case.kv)
         positions, slots = (torch.from_numpy(x) for x in (step.positions, step.rows_of("swa")))
         rows = self.cache.rows("swa", list(LAYERS).index(name))
@@ -123,7 +127,7 @@ class Model:
         self.remember(step, name, kv)
 
     def compress(self, step: Step) -> None:
-        """The entries that a step completes: here they come from nowhere."""
+        """Write random entries for the windows that a step completes."""
         for kind, (name, copy) in STREAMS.items():
             slots = torch.from_numpy(step.rows_of(name))
             entries = self.random(len(slots), 512).bfloat16()
@@ -147,9 +151,11 @@ class Model:
     def step(
         self, batch: Mapping[Request, int], kinds: Sequence[str] = tuple(LAYERS), padding: int = 0
     ) -> dict[str, Report]:
-        """A step of so many tokens each, through `cached_attention`; verdicts by kind of layer.
+        """Run a step through `cached_attention`, and return verdicts by kind of layer.
 
-        padding: tokens, and requests, behind those of the step.
+        Args:
+            batch: new tokens by request.
+            padding: number of tokens, and of requests, after those of the step.
         """
         given = {request: [7] * tokens for request, tokens in batch.items()}
         with self.cache.step(given) as step:
@@ -170,7 +176,7 @@ class Model:
         return reports
 
     def view(self, step: Step, padding: int = 0) -> StepView:
-        """The entries of HCA as pages of no more than there are."""
+        """Return the step's view; HCA entries have exactly as many pages as needed."""
         pages = {"hca": pages_of(step.entries("hca"))}
         arrays, every = padded(step, padding), ("hca", "csa")
         return step_view(self.layout, arrays, longest=step.longest, every=every, pages=pages)
@@ -202,7 +208,7 @@ class Model:
         return Every(self.cache.rows(name, copy), view.pages[name])
 
     def selected(self, inputs: Inputs) -> Selected:
-        """As `select` gives them: numbers of entries, in order, -1 behind."""
+        """Return the chosen entries as `select` does: numbers of entries in order, then -1."""
         size = self.layout.entries(self.layout.find("csa"))
         entries = torch.full((len(inputs.q), self.case.selected), -1)
         owners = self.owners
@@ -215,11 +221,11 @@ class Model:
 
     @property
     def owners(self) -> list[Request]:
-        """Of the tokens of the open step."""
+        """Requests of the open step's tokens."""
         step = self.cache._open
         return [step.requests[owner] for owner in step.owners.tolist()]
 
-    # -- what it should be -----------------------------------------------------------------------
+    # -- expected results ------------------------------------------------------------------------
 
     def judge(self, kind: str, step: Step, inputs: Inputs, o: torch.Tensor) -> Report:
         tokens = self.tokens(kind, step, inputs)
@@ -229,7 +235,8 @@ class Model:
     def tokens(
         self, kind: str, step: Step, inputs: Inputs, *, window: int = 0, sinks: bool = True
     ) -> list[Token]:
-        """Every token of the step with what it sees; window and sinks: wrong ones, for mutants."""
+        """Return every token of the step with the entries that it sees. window, sinks: wrong
+        values, for mutants."""
         found = []
         pairs = zip(self.owners, step.positions.tolist(), strict=True)
         for index, (request, position) in enumerate(pairs):
@@ -247,14 +254,14 @@ class Model:
 
 
 def apart(x: torch.Tensor) -> torch.Tensor:
-    """The same in a wider tensor of NaN."""
+    """Copy x into a wider tensor of NaN."""
     wide = torch.full((*x.shape[:-1], x.shape[-1] + 24), math.nan, dtype=x.dtype)
     wide[..., 8:-16] = x
     return wide[..., 8:-16]
 
 
 def padded(step: Step, padding: int) -> dict[str, torch.Tensor]:
-    """The step's arrays, in buffers that are too long by so many tokens and requests."""
+    """Return the step's arrays in buffers with `padding` more tokens and requests."""
     arrays = step.tensors("cpu")
     if not padding:
         return arrays
@@ -269,7 +276,7 @@ def padded(step: Step, padding: int) -> dict[str, torch.Tensor]:
 
 
 def as_stored(record: Record, kv: torch.Tensor, positions, rope) -> torch.Tensor:
-    """bf16 [n, 512]: what a record of window entries gives back."""
+    """Return entries as a record of window entries restores them, bf16 [n, 512]."""
     places = torch.as_tensor(positions)
     entries = reference.rotated(kv, *(table[places] for table in rope))
     if not LATENTS[record.name].group:
@@ -278,7 +285,7 @@ def as_stored(record: Record, kv: torch.Tensor, positions, rope) -> torch.Tensor
 
 
 def _put(rows: Rows, slots: torch.Tensor, entries: torch.Tensor) -> torch.Tensor:
-    """Entries to their rows, where slots say; what the record gives back."""
+    """Write entries to the rows in `slots`; return them as the record restores them."""
     kept = slots >= 0
     place = slots[kept] // rows.rows, slots[kept] % rows.rows
     if not LATENTS[rows.record.name].group:
@@ -290,7 +297,7 @@ def _put(rows: Rows, slots: torch.Tensor, entries: torch.Tensor) -> torch.Tensor
 
 
 def _by_request(step: Step, kept: torch.Tensor):
-    """(request, its tokens among those that are kept)."""
+    """Yield (request, mask of its kept tokens)."""
     owners = torch.from_numpy(step.owners)
     for index, request in enumerate(step.requests):
         yield request, kept & (owners == index)
@@ -301,7 +308,7 @@ def _joined(before: torch.Tensor | None, entries: torch.Tensor) -> torch.Tensor:
 
 
 def _rope() -> tuple[torch.Tensor, torch.Tensor]:
-    """Tables whose rows lie apart, NaN between them."""
+    """Tables of angles whose rows are separated by NaN."""
     inverse = 10000.0 ** (-torch.arange(0, ROPE, 2) / ROPE)
     angles = torch.arange(POSITIONS)[:, None] * inverse
     tables = torch.full((POSITIONS, 2, ROPE // 2 + 4), math.nan)

@@ -1,8 +1,8 @@
-"""Compressors over a cache whose memory is somebody else's, and over pools in poison: what they
-leave beside whole histories in fp64, beside the reference, and beside other cuts of these tokens.
+"""Compressors over a cache with foreign memory, and over poisoned pools: their results are compared
+with whole histories in fp64, with the reference, and with other cuts of the same tokens.
 
 The numbers of a token are a function of its position and of the token, so that two requests with
-the same beginning may share blocks.
+the same prefix may share blocks.
 """
 
 from __future__ import annotations
@@ -33,14 +33,19 @@ LONGEST = 700  # tokens of a history
 VOCABULARY = 11
 SPREAD = 3.0  # of scores
 EPS = 1e-6
-HALF_ULP = 2.0**-8  # of bf16, at most, in a number's own size
-NOISE = 2e-6  # what fp32 leaves of sums over a row
+HALF_ULP = 2.0**-8  # of bf16, at most, relative to the number
+NOISE = 2e-6  # error of fp32 sums over a row
 KINDS = ("csa", "index", "hca", "online")
 
 
 @dataclass(frozen=True)
 class Setup:
-    """kind: 'csa', 'index' or 'hca'; the others as Options of the layout, place as of kernels."""
+    """Options of a compressor and its kernel.
+
+    kind: 'csa', 'index' or 'hca'.
+    record, draft, online: Options of the layout.
+    arch: architecture of the kernels.
+    """
 
     kind: str
     record: str = "bf16"
@@ -64,7 +69,7 @@ class Setup:
 
 
 def setup_of(kind: str, **options) -> Setup:
-    """kind: one of KINDS; options: other fields."""
+    """Return a Setup for one of KINDS, with options for its other fields."""
     return Setup("hca" if kind == "online" else kind, online=kind == "online", **options)
 
 
@@ -83,7 +88,7 @@ class Runner:
         )
         for pool, kept in ((Pool.BLOCKS, 1), (Pool.STATES, CLEAN + 1)):
             assert kept <= RESERVED
-            self.cache.storage.pools[pool][RESERVED:] = 0xFF  # NaN, whatever it is read as
+            self.cache.storage.pools[pool][RESERVED:] = 0xFF  # NaN in every format
         tail, device = setup.tail, setup.device
         self.columns = tail.overlap * tail.width
         ape = normal(tail.ratio, self.columns, seed=1, device=device)
@@ -97,16 +102,16 @@ class Runner:
         self.requests: dict[str, Request] = {}
         self.histories: dict[str, list[int]] = {}
         self.hits: dict[str, int] = {}
-        self.backwards = False  # whether ends come last first
+        self.backwards = False  # whether ends are listed backwards
 
     def numbers(self, tokens: Sequence[int], begin: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-        """(values, scores) of tokens from position `begin` on."""
+        """Return (values, scores) of tokens from position `begin` on."""
         picked = torch.tensor(tokens, dtype=torch.long, device=self.setup.device) % VOCABULARY
         both = self.by_position[begin : begin + len(tokens)] + self.by_token[picked]
         return both[:, 0], both[:, 1] * SPREAD
 
     def step(self, *, hint: bool = True, **batch: Iterable[int]) -> None:
-        """The next tokens of requests; one that is new is admitted with all of them."""
+        """Run a step with new tokens by request; a new request is admitted with all of them."""
         setup, new = self.setup, {}
         for name, tokens in batch.items():
             tokens = list(tokens)
@@ -119,7 +124,7 @@ class Runner:
                 self.hits[name], tokens = admission.hit, tokens[admission.hit :]
             new[name] = tokens
         parts = [self.numbers(t, len(self.histories[name])) for name, t in new.items()]
-        wide = torch.cat([torch.cat(part, 1) for part in parts])  # side by side: rows lie apart
+        wide = torch.cat([torch.cat(part, 1) for part in parts])  # so rows are not contiguous
         values, scores = wide[:, : self.columns], wide[:, self.columns :]
         with (
             self.cache.step({self.requests[name]: t for name, t in new.items()}) as step,
@@ -137,7 +142,7 @@ class Runner:
             self.histories[name] = self.histories[name] + tokens
 
     def steps(self, name: str, tokens: Sequence[int], cuts: Iterable[int]) -> None:
-        """Tokens of one request in steps that end at `cuts`."""
+        """Append the tokens of one request in steps that end at `cuts`."""
         begin = len(self.histories.get(name, ()))
         for end in (*cuts, len(tokens)):
             if begin < end:
@@ -169,7 +174,7 @@ class Runner:
         return [state[begin + offset : begin + offset + size] for offset, size in runs]
 
     def check_history(self, name: str) -> None:
-        """Entries of bf16 beside the whole history in fp64."""
+        """Compare bf16 entries with the whole history in fp64."""
         history = self.histories[name]
         exact = self.exact(*self.numbers(history))
         found = self.entries(name).view(torch.bfloat16).double()
@@ -178,14 +183,14 @@ class Runner:
         assert (error <= bound).all(), f"{(error / bound).max():.2f} of the bound"
 
     def exact(self, values: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Entries of a whole history, fp64, straight from the formula."""
+        """Entries of a whole history, fp64, by the formula."""
         tail, entries = self.setup.tail, []
         values, scores = values.cpu().double(), scores.cpu().double()
         ape = self.compressor.ape.cpu().double()
         weight, ratio, width = self.compressor.weight.cpu().double(), tail.ratio, tail.width
         for entry in range(len(values) // ratio):
             rows, logits = [], []
-            for behind in range(min(tail.overlap, entry + 1)):  # windows before there are none
+            for behind in range(min(tail.overlap, entry + 1)):  # no windows precede the first
                 window = range((entry - behind) * ratio, (entry - behind + 1) * ratio)
                 begin = (tail.overlap - 1 - behind) * width
                 for position in window:
@@ -205,7 +210,7 @@ class Runner:
 
 
 def check_cuts(setup: Setup, total: int, cuts: Iterable[Sequence[int]]) -> None:
-    """Every cut leaves the entries and the live rows that one step leaves."""
+    """Check that every cut gives the entries and the live rows of one single step."""
     tokens = [7 * i % 13 for i in range(total)]
     whole = Runner(setup)
     whole.step(a=tokens)
@@ -218,8 +223,8 @@ def check_cuts(setup: Setup, total: int, cuts: Iterable[Sequence[int]]) -> None:
 
 
 def check_rollback(setup: Setup, steps: int, every: int) -> None:
-    """Drafts that are taken back, over windows, blocks and wraps of the tail, leave nothing: looked
-    at after every so many steps."""
+    """Check that rolled-back drafts, over windows, blocks and wraps of the tail, leave nothing.
+    Contents are compared after every `every` steps."""
     runner, accepted, draft = Runner(setup), [i % 3 for i in range(121)], setup.draft
     runner.step(a=accepted)
     for at in range(steps):
@@ -248,7 +253,7 @@ def check_same(one: Runner, other: Runner, name: str) -> None:
 
 def poisoned_job(setup: Setup, record: str | None = None, *, seed: int = 0) -> Job:
     """A step of four requests, one of them padding and one without tokens, over pools whose slots
-    lie apart; every number that nobody may read is NaN."""
+    are not contiguous; every number that may not be read is NaN."""
     runner, tail = Runner(setup), setup.tail
     layout = setup.layout
     requests = [("a", 5), ("b", 2 * tail.ratio + 3), ("c", tail.ratio - 1)]
@@ -279,7 +284,7 @@ def poisoned_job(setup: Setup, record: str | None = None, *, seed: int = 0) -> J
 
 
 def padding(tables: Tables, tokens: int, more: int = 3) -> Tables:
-    """As `Step.fill` leaves buffers that are larger than the step."""
+    """Extend tables as `Step.fill` leaves buffers that are larger than the step."""
     behind = {"cu_tokens": tokens, "state_slots": -1, "ends": -1, "tail_rows": -1, "entries": -1}
     found = {}
     for name, table in tables.named.items():
@@ -289,7 +294,7 @@ def padding(tables: Tables, tokens: int, more: int = 3) -> Tables:
 
 
 def copied(job: Job) -> Job:
-    """The same job over copies of its pools."""
+    """Copy a job with its pools."""
     tail, out = (
         dataclasses.replace(rows, pool=around(rows.pool).clone()[:, BESIDE:-BESIDE])
         for rows in (job.tail, job.out)
@@ -308,13 +313,14 @@ def assert_same_pools(one: Job, other: Job) -> None:
 
 
 def written(job: Job) -> tuple[torch.Tensor, torch.Tensor]:
-    """(slot, row) of the entries that the step completes."""
+    """Return (slot, row) of the entries that the step completes."""
     numbers = job.tables.entries[job.tables.ends[job.tables.ends >= 0].long()]
     return numbers // job.out.rows, numbers % job.out.rows
 
 
 def check_poisoned(setup: Setup) -> None:
-    """The bytes of the reference in the tail and outside the entries; entries close to it."""
+    """Compare the bytes of the tail and those outside the entries with the reference; entries must
+    be close to it."""
     job = poisoned_job(setup)
     expected = copied(job)
     run(job, arch=setup.arch)

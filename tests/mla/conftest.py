@@ -1,4 +1,4 @@
-"""What tests of several files here share."""
+"""Fixtures that several test files here share."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from tests.kvcache.conftest import no_launches  # noqa: F401
 
 @pytest.fixture
 def nothing_runs(no_launches, monkeypatch):  # noqa: F811
-    """Nothing compiles, no kernel of the compressors and of the indexer is launched."""
+    """Fail if anything is compiled, or a kernel of the compressors or the indexer is launched."""
     for module in (compressor, query_launch, scores_launch, select_launch):
         monkeypatch.setattr(module, "launch", lambda *_: pytest.fail("launched"))

@@ -17,7 +17,7 @@ BESIDE = 8
 
 @dataclass(frozen=True)
 class Query:
-    """tokens x heads rows for a record."""
+    """Queries of tokens x heads rows for a record."""
 
     record: str
     tokens: int = 3
@@ -32,7 +32,7 @@ class Query:
         return f"{self.record}-{sizes}-{self.factor:.3g}-{self.seed}"
 
     def build(self, device: str = "cpu") -> tuple:
-        """(q, weights, positions, cos, sin); neither q nor weights are contiguous."""
+        """Return (q, weights, positions, cos, sin); neither q nor weights are contiguous."""
         dtype = DTYPES[self.dtype]
         rows = latents(self.tokens * self.heads, self.seed, dtype, WIDTH)
         size = self.tokens, self.heads + 1, WIDTH + 2 * BESIDE
@@ -46,7 +46,7 @@ class Query:
 
 
 def sylvester(size: int = WIDTH) -> torch.Tensor:
-    """The Hadamard matrix of a power of two in fp64, by its own definition."""
+    """The Hadamard matrix of a power of two in fp64, by Sylvester's construction."""
     found = torch.ones(1, 1, dtype=torch.float64)
     pair = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64)
     while len(found) < size:
@@ -55,7 +55,7 @@ def sylvester(size: int = WIDTH) -> torch.Tensor:
 
 
 def expected_query(case: Query, q: torch.Tensor, weights: torch.Tensor, *rope: torch.Tensor):
-    """By the definition: (data, scales, weights)."""
+    """Return (data, scales, weights) by the definition."""
     positions, cos, sin = rope
     record = index_format(case.record).record
     rows = definition.prepared(q, cos[positions][:, None], sin[positions][:, None])

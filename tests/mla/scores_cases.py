@@ -1,6 +1,5 @@
-"""Scores of keys in hostile pools: bytes of others everywhere, tables with no slots behind what is
-needed, queries, weights and results in wider tensors; and what a kernel makes of them beside the
-definition.
+"""Scores of keys in hostile pools: foreign bytes everywhere, tables without slots after the needed
+ones, queries, weights and results in wider tensors; kernels compared with the definition.
 """
 
 from __future__ import annotations
@@ -18,18 +17,22 @@ from mla.indexer.formats import WIDTH, index_format
 from mla.indexer.quantised import dequantised, quantised
 from tests.kvcache.movement.rows_cases import around, checked, like, poisoned
 
-BESIDE = 16  # elements or bytes of others, where strides have to be multiples of 16 bytes
+BESIDE = 16  # foreign elements or bytes, if strides have to be multiples of 16 bytes
 UNTOUCHED = 12345.0  # exact in bf16, too
 OUT_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-LOST = 7  # a key of so many has a NaN
-# Sums of 128 products and of 128 heads in fp32, of which tensor cores drop the lowest bits.
+LOST = 7  # one in LOST keys has a NaN
+# Sums of 128 products and of 128 heads in fp32; tensor cores drop the lowest bits.
 FP32_ERROR = 2.0**-19
 
 
 @dataclass(frozen=True)
 class Scored:
-    """tokens: (owner, keys that it sees) of each, in order. columns: of the result, 0 for as many
-    as are needed. data_offset: of the first page in a slot."""
+    """A problem of scores.
+
+    tokens: (owner, number of visible keys) of each token, in order.
+    columns: columns of the result, 0 for as many as needed.
+    data_offset: offset of the first page in a slot.
+    """
 
     record: str = "indexer_fp4"
     tokens: tuple[tuple[int, int], ...] = ((0, 70), (1, 33), (1, 150))
@@ -48,21 +51,21 @@ class Scored:
 
     @property
     def requests(self) -> int:
-        """One more than there are."""
+        """Number of requests, including one without tokens."""
         return max((owner for owner, _ in self.tokens), default=0) + 2
 
     @property
     def most(self) -> int:
-        """Keys."""
+        """Largest number of keys."""
         return max((count for _, count in self.tokens), default=0)
 
     def build(self, device: str = "cpu") -> tuple:
-        """(rows, query, tables, out)."""
+        """Return (rows, query, tables, out)."""
         generator = torch.Generator().manual_seed(self.seed)
         record = index_format(self.record).record
         blocks = -(-self.most // self.rows)
         slots = self.requests * blocks + 3
-        # Behind the data, and apart from it, the scales.
+        # The scales follow the data, with a gap.
         scale_offset = round_up(self.data_offset + self.rows * record.data_bytes, 16) + 16
         size = round_up(scale_offset + self.rows * record.scale_bytes, 16) + 32
         pool = poisoned(slots, size, seed=self.seed)
@@ -87,7 +90,7 @@ class Scored:
         return Rows(pool, *where), query, (owners.to(device), counts.to(device), wide[:, 1:-2]), out
 
     def fill(self, rows: Rows, slots: list[int], count: int, generator: torch.Generator) -> None:
-        """Keys of a request: of many magnitudes, some with a NaN."""
+        """Write the keys of a request: of many magnitudes, some with a NaN."""
         keys = torch.randn(count, WIDTH, generator=generator)
         keys *= torch.exp2(torch.randint(-6, 6, (count, 1), generator=generator))
         keys[LOST - 1 :: LOST, 5] = math.nan
@@ -96,7 +99,7 @@ class Scored:
         rows.data()[place], rows.scales()[place] = quantised(keys.bfloat16(), rows.record)
 
     def query(self, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
-        """data, scales, weights; the last head of the last token has a NaN."""
+        """Return data, scales, weights; the last head of the last token has a NaN."""
         size = len(self.tokens), self.heads, WIDTH
         q = torch.randn(size, generator=generator)
         q *= torch.exp2(torch.randint(-3, 3, (*size[:2], 1), generator=generator))
@@ -108,7 +111,7 @@ class Scored:
         return data.view(dtype), scales[..., :0], weights
 
     def apart(self, x: torch.Tensor, device: str) -> torch.Tensor:
-        """The same with strides of a wider tensor."""
+        """Copy x into a tensor with wider strides."""
         size = (*x.shape[:-1], x.shape[-1] + 2 * BESIDE)
         wide = torch.full(size, 0x7F, dtype=torch.uint8).to(x.dtype)
         wide[..., BESIDE : BESIDE + x.shape[-1]] = x
@@ -116,7 +119,7 @@ class Scored:
 
 
 def magnitudes(rows: Rows, query: tuple, tables: tuple, out: torch.Tensor) -> torch.Tensor:
-    """sum |w| sum |q| |k| of every score, in fp64: what errors are in proportion to."""
+    """sum |w| sum |q| |k| of every score, in fp64; errors are proportional to it."""
     owners, counts, block_tables = (table.tolist() for table in tables)
     found = torch.zeros(out.shape, dtype=torch.float64)
     queries = reference.query_values(rows, *query[:2]).abs().double()
@@ -128,7 +131,7 @@ def magnitudes(rows: Rows, query: tuple, tables: tuple, out: torch.Tensor) -> to
 
 
 def check_scores(case: Scored, device: str = "cpu", **place: str) -> torch.Tensor:
-    """Every score within rounding, nothing else written; the scores."""
+    """Check that every score is within rounding, and nothing else is written; return the scores."""
     rows, query, tables, out = case.build(device)
     before = around(rows.pool).clone()
     with checked():
@@ -144,7 +147,7 @@ def check_scores(case: Scored, device: str = "cpu", **place: str) -> torch.Tenso
 
 
 def compare(rows: Rows, query: tuple, tables: tuple, out: torch.Tensor) -> None:
-    """On the CPU: the definition in fp64, and errors of fp32."""
+    """Compare with the definition in fp64, within errors of fp32, on the CPU."""
     exact = torch.full(out.shape, UNTOUCHED, dtype=torch.float64)
     reference.scores(rows, query, tables, exact)
     limit = FP32_ERROR * magnitudes(rows, query, tables, out)

@@ -1,8 +1,8 @@
-"""Rows of scores that are hostile by default, and what `select` makes of them beside its reference.
+"""Rows of scores that are hostile by default, and `select` compared with its reference.
 
-Behind a row's candidates and beside rows lies NaN; kinds of rows take turns: normal numbers, few
-different ones, all equal, zeros of both signs, infinities and NaN, rising and falling ones, numbers
-that differ in their last bits alone or all differ in their first.
+NaN surrounds a row's candidates. Kinds of rows alternate: normal numbers, few different ones, all
+equal, zeros of both signs, infinities and NaN, rising and falling ones, numbers that differ only in
+their last bits or all in their first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ BESIDE = 8
 
 @dataclass(frozen=True)
 class Case:
-    """counts: of the rows. page: entries of a block, 0 without block tables."""
+    """A problem of `select`.
+
+    counts: number of candidates of each row.
+    page: entries of a block, 0 without block tables.
+    """
 
     k: int
     counts: tuple[int, ...]
@@ -47,7 +51,7 @@ class Case:
         return wide.to(DTYPES[self.dtype]).to(device)[:, BESIDE : BESIDE + columns]
 
     def paging(self, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor, int] | None:
-        """Owners in any order; tables of shuffled blocks, one wider than need be."""
+        """Owners in random order; tables of shuffled blocks, one block wider than needed."""
         if not self.page:
             return None
         generator = torch.Generator().manual_seed(self.seed)

@@ -1,4 +1,4 @@
-"""Attention over a cache: window and compressed entries, together one softmax over both."""
+"""Attention over a cache: one softmax over window entries and compressed entries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def assert_good(reports) -> None:
 
 
 def lived(case: Case) -> tuple[Model, list]:
-    """A request whose ring has wrapped, one that is as long as its window, and a new one."""
+    """Return a model with a request whose ring has wrapped, one as long as its window, and a new
+    one."""
     model = Model(case)
     return model, [model.admit(name, n) for name, n in (("a", 290), ("b", 127), ("c", 2))]
 
@@ -51,7 +52,7 @@ def test_decode(poisoned_outputs):
 
 @pytest.mark.parametrize("wrong", [{"window": 127}, {"window": 129}, {"sinks": False}], ids=str)
 def test_a_wrong_reference_is_noticed(wrong, monkeypatch):
-    """With one key more or less, or without the sink, the verdict is another."""
+    """A key more or less, or a missing sink, changes the verdict."""
     model = Model(FP8)
     a = model.admit("a", 290)
     assert_good(model.step({a: 1}, ["csa"]))
@@ -61,7 +62,7 @@ def test_a_wrong_reference_is_noticed(wrong, monkeypatch):
 
 
 def test_a_small_workspace_is_more_launches(monkeypatch):
-    """And the same bits."""
+    """The bits are the same."""
     model = Model(FP8)
     a, b = model.admit("a", 3), model.admit("b", 6)
     needs = plan_workspace(model.layout, 4, tokens=2, requests=2, longest=1, selected=6)
@@ -87,7 +88,8 @@ def test_a_small_workspace_is_more_launches(monkeypatch):
 
 
 def test_the_workspace_in_the_terms_of_the_planner():
-    """Entries in BF16, as `kvcache.planner.capacity` counts them, and partial results."""
+    """The workspace is entries in BF16, as `kvcache.planner.capacity` counts them, and partial
+    results."""
     layout = deepseek_v4("v4", [0, 4, 128], 128, Options(draft=1))
     given = {"tokens": 3, "requests": 3, "longest": 1}
     each = 2 * 64 * 4 * (512 + 1)
@@ -98,14 +100,14 @@ def test_the_workspace_in_the_terms_of_the_planner():
     every = plan_workspace(layout, 64, **given, entries=3 * PAGE)
     assert sizes(every) == (workspace_bytes(layout, 3 * PAGE), workspace_bytes(layout, 128) + each)
     chunk = plan_workspace(layout, 64, tokens=500, requests=1, longest=500)
-    # 500 tokens and 127 before them, wherever they begin: 6 pages at most.
+    # 500 tokens and the 127 before them, at any offset: 6 pages at most.
     assert sizes(chunk) == (workspace_bytes(layout, 6 * PAGE + 127) + 4 * 74_880, 0)
     plain = deepseek_v4("v4", [0, 4, 128], 128, Options(record="bf16"))
     assert sizes(plan_workspace(plain, 64, **given)) == (0, 0)
 
 
 def bare(model: Model, step, view: StepView, kind: str, count: int) -> torch.Tensor:
-    """cached_attention of tensors without values, on a device that has none."""
+    """Run cached_attention on tensors without values, on the meta device."""
 
     def moved(thing):
         if isinstance(thing, torch.Tensor):
@@ -125,7 +127,7 @@ def bare(model: Model, step, view: StepView, kind: str, count: int) -> torch.Ten
 @pytest.mark.parametrize("tokens", [1, 9])
 @pytest.mark.parametrize("record", ["fp8", "bf16"])
 def test_no_value_on_a_gpu_is_waited_for(record, tokens):
-    """Tensors without values stand for those of a GPU: who asks one for a value gets an error."""
+    """Tensors on meta simulate those of a GPU: reading a value raises."""
     model = Model(Case(record))
     a, b = model.admit("a", 3), model.admit("b", 6)
     with model.cache.step({a: [7] * tokens, b: [7]}) as step:
@@ -137,7 +139,7 @@ def test_no_value_on_a_gpu_is_waited_for(record, tokens):
             assert found.device.type == "meta"
 
 
-REFUSED = [  # an argument, what is wrong with it, and what is said
+REFUSED = [  # an argument, its wrong value, and the message
     ("q", lambda q: q[:, :, :64], r"q is torch.bfloat16 \(2, 4, 64\)"),
     ("q", lambda q: q.half(), r"q is torch.float16 \(2, 4, 512\)"),
     ("q", lambda q: q[:1], "the step has 2 tokens"),
@@ -176,7 +178,7 @@ DECODING = [
 
 @pytest.mark.parametrize("case", DECODING, ids=str)
 def test_one_token_each(case, poisoned_outputs):
-    """b completes its first HCA entry, and c its first CSA entry, on the way."""
+    """On the way b completes its first HCA entry, and c its first CSA entry."""
     model, (a, b, c) = lived(case)
     for _ in range(2):
         assert_good(model.step({a: 1, b: 1, c: 1}, padding=1))
@@ -187,7 +189,7 @@ DRAFTS = [replace(FP8, draft=3), replace(PLAIN, draft=3)]
 
 @pytest.mark.parametrize("case", DRAFTS, ids=str)
 def test_drafts(case, poisoned_outputs):
-    """Tokens that are taken back leave nothing, over the end of a ring too (130 rows)."""
+    """Rolled-back tokens leave nothing, also across the end of a ring (130 rows)."""
     model, (a, b, c) = lived(case)
     for _ in range(2):
         assert_good(model.step({a: 3, b: 2, c: 1}))
@@ -232,7 +234,7 @@ def test_heads_of_the_models(record, heads, poisoned_outputs):
 
 @pytest.mark.parametrize("record", ["fp8", "bf16"])
 def test_a_chunk_in_groups(record, poisoned_outputs):
-    """Groups begin and end inside of requests."""
+    """Groups begin and end within requests."""
     model, (a, b, c) = lived(Case(record))
     with model.cache.step({a: [7] * 5, b: [7] * 4, c: [7] * 2}) as step:
         model.compress(step)
@@ -253,7 +255,7 @@ def test_a_chunk_in_groups(record, poisoned_outputs):
 
 @pytest.mark.parametrize("sinks", [True, False])
 def test_a_window_without_keys(sinks, poisoned_outputs):
-    """Which no token of a cache has: the past alone, and neither, where O is zero."""
+    """No token of a cache has such a window: only the past counts, and without one O is zero."""
     model, (a, b, _) = lived(replace(FP8, sinks=sinks))
     with model.cache.step({a: [7], b: [7]}) as step:
         model.compress(step)
@@ -281,7 +283,7 @@ def test_under_the_checker(record):
 
 
 def test_the_reference_adds_nothing_twice():
-    """Two empty pasts are the same, and a past is a part of the window."""
+    """Two empty pasts are the same, and a past may be a part of the window."""
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(2, 512, generator=generator).bfloat16()
     keys = torch.randn(9, 512, generator=generator).bfloat16()
@@ -297,8 +299,8 @@ def test_the_reference_adds_nothing_twice():
 
 
 def test_equal_entries_of_huge_scores_are_averaged():
-    """Scores near 2^33, of which an LSE holds no sum: 16 entries of the window are equal, and those
-    of the past score half as much."""
+    """Scores are near 2^33, where an LSE cannot hold the sum: 16 entries of the window are equal,
+    and those of the past score half as much."""
     x = (torch.arange(512) % 7 - 3.0).bfloat16()[None]
     rope, positions = (torch.ones(16, 32), torch.zeros(16, 32)), torch.arange(16)
     near, far = (Rows(torch.zeros(2, 16 * 1024, dtype=torch.uint8), 0, 0, 16, BF16_512)

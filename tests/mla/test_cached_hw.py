@@ -1,5 +1,6 @@
-"""What cached attention does before it attends, on a GPU: index tensors, entries written and keys
-gathered, captured in a graph and replayed for other steps. Attention itself needs a Blackwell GPU.
+"""The steps of cached attention before attention itself, on a GPU: index tensors, written entries
+and gathered keys, captured in a graph and replayed for other steps. Attention itself needs a
+Blackwell GPU.
 
 `python -m pytest --hw -m hw tests/mla/test_cached_hw.py`
 """
@@ -39,21 +40,21 @@ PAIRS = {
 
 
 def prepared(batch: Batch, record: Record) -> dict[str, torch.Tensor]:
-    """Everything that a step reads, on the CPU; pools of entries that are numbers."""
+    """Return all inputs of a step, on the CPU; the pools hold entries without NaN."""
     generator = torch.Generator().manual_seed(batch.seed)
     arrays = replace(batch, blocks=BLOCKS).arrays()
     arrays["block_tables"] %= BLOCKS
     angles = torch.rand(800, 32, generator=generator) * 2 * math.pi
     for name, slots, rows in (("ring", STATES, batch.rows), ("stream", BLOCKS, BLOCK // RATIO)):
         size = slots, record.page_bytes(rows)
-        # Bytes below 0x70 make no NaN, in no place of a record.
+        # Bytes below 0x70 make no NaN anywhere in a record.
         arrays[name] = torch.randint(0, 0x70, size, dtype=torch.uint8, generator=generator)
     kv = torch.randn(len(arrays["positions"]), 512, generator=generator).bfloat16()
     return arrays | {"kv": kv, "cos": angles.cos(), "sin": angles.sin()}
 
 
 def run(batch: Batch, record: Record, given: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    """Keys of the window and of all entries of a stream, and the ring behind the step."""
+    """Return the keys of the window and of all entries of a stream, and the ring after the step."""
     pools = [
         Rows(given[name], 0, rows * record.data_bytes, rows, record)
         for name, rows in (("ring", batch.rows), ("stream", BLOCK // RATIO))

@@ -49,7 +49,7 @@ def test_cuts_leave_the_same_bytes(kind, total, cuts):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_reference_is_the_formula(kind, monkeypatch):
-    """Steps of the reference alone, beside whole histories."""
+    """Steps of the reference alone are compared with whole histories."""
 
     def by_reference(compressor, tail, out, values, scores, tables, *, longest, arch, **angles):
         reference.compress(
@@ -68,7 +68,7 @@ def test_the_reference_is_the_formula(kind, monkeypatch):
 
 # -- in every way ---------------------------------------------------------------------------------
 
-# An H100 runs what is here for sm_90a (test_compressor_hw.py), which differs in few instructions.
+# An H100 runs the tests for sm_90a (test_compressor_hw.py), which differs in few instructions.
 each_arch = pytest.mark.parametrize("arch", ARCHS)
 each_kind = pytest.mark.parametrize(  # kinds share no kernel, so each may have its own worker
     "kind", [pytest.param(k, marks=pytest.mark.xdist_group(f"compressor {k}")) for k in KINDS]
@@ -104,7 +104,8 @@ def test_one_by_one(kind, record):
 @pytest.mark.parametrize("seed", [0, 1])
 @each_kind
 def test_in_any_order(kind, seed, monkeypatch):
-    """Warps and clusters in random order: what is read from a tail is not written before."""
+    """Warps and clusters run in random order: nothing in a tail is overwritten before it is
+    read."""
     shuffled = Options(policy="random", seed=seed, resident=64, limit=600.0)
     monkeypatch.setattr("tests.kvcache.movement.rows_cases.CHECKED", shuffled)
     total, cuts = (15, [[1, 3, 4, 9], [2, 10]]) if kind in ("csa", "index") else (256, [[60]])
@@ -113,7 +114,7 @@ def test_in_any_order(kind, seed, monkeypatch):
 
 @each_kind
 def test_ends_backwards_one_cluster_after_another(kind, monkeypatch):
-    """The window that reads what the step before left comes last."""
+    """The window that reads rows of the previous step comes last."""
     alone = Options(resident=1, check=True, limit=600.0)
     monkeypatch.setattr("tests.kvcache.movement.rows_cases.CHECKED", alone)
     tokens = [i % 7 for i in range(256)]
@@ -128,7 +129,7 @@ def test_ends_backwards_one_cluster_after_another(kind, monkeypatch):
 @each_arch
 @each_kind
 def test_mixed_batches(kind, arch):
-    """Requests that decode beside others that are prefilled leave what each leaves alone."""
+    """Requests that decode in a batch with prefills have the same results as alone."""
     setup = setup_of(kind, arch=arch)
     texts = {"a": [i % 11 for i in range(133)], "b": [i % 5 for i in range(270)], "c": [9] * 5}
     mixed = Runner(setup, blocks=40)
@@ -163,7 +164,7 @@ def test_hits_continue_from_a_checkpoint(kind, draft):
 
 
 def _renamed(runner, old, new):
-    """A view of a runner in which one request has another's name."""
+    """A view of a runner in which one request is renamed."""
     other = Runner(runner.setup)
     other.cache, other.requests = runner.cache, {new: runner.requests[old]}
     other.histories = {new: runner.histories[old]}
@@ -180,7 +181,7 @@ def test_poison(kind, arch):
 @each_arch
 @each_kind
 def test_records_quantise_what_bf16_stores(kind, arch):
-    """Bytes of every record follow from those of bf16."""
+    """The bytes of every record follow from those of bf16."""
     setup = setup_of(kind, arch=arch)
     plain = poisoned_job(setup, INDEXER_BF16.name if kind == "index" else None)
     wanted = (INDEXER_FP4, INDEXER_FP8) if kind == "index" else (FP8_584,)
@@ -222,7 +223,7 @@ def test_nothing_to_do(kind):
 
 @each_kind
 def test_what_is_not_finite_stays_in_its_channel_or_entry(kind):
-    """A NaN among the scores of a channel is an entry of NaN, the others are what they were."""
+    """A NaN among the scores of a channel makes the entry NaN; other entries are unchanged."""
     setup = setup_of(kind)
     clean, job = poisoned_job(setup), poisoned_job(setup)
     job.scores[job.tables.ends[job.tables.ends >= 0][0], -1] = float("nan")
@@ -230,5 +231,6 @@ def test_what_is_not_finite_stays_in_its_channel_or_entry(kind):
     run(job)
     mine, theirs = (x.out.data()[written(x)].view(torch.bfloat16) for x in (job, clean))
     assert mine[0].isnan().all()
-    apart = setup.tail.overlap  # the last token of a window counts in the entry behind it, too
-    assert torch.equal(mine[apart:], theirs[apart:]) or setup.kind == "csa"
+    apart = setup.tail.overlap  # with 2 a window's last token also counts in the next entry
+    assert len(mine) > apart
+    assert torch.equal(mine[apart:], theirs[apart:])

@@ -1,4 +1,4 @@
-"""Compressors on the GPU itself: whole histories, cuts, poison, pools behind 4 GiB, graphs.
+"""Compressors on the GPU itself: whole histories, cuts, poison, pools beyond 4 GiB, graphs.
 
 `python -m pytest --hw -m hw tests/mla/test_compressor_hw.py`
 """
@@ -62,7 +62,7 @@ def test_equal_bytes_every_time(kind):
 
 @each_kind
 def test_is_captured_in_a_graph(kind):
-    """Replayed on other numbers, and on a step in which nobody completes anything."""
+    """Replays have other numbers, and a step that completes no entry."""
     job = poisoned_job(setup_of(kind))
     run(job)
     graph = torch.cuda.CUDAGraph()
@@ -82,7 +82,7 @@ def test_is_captured_in_a_graph(kind):
 
 @each_kind
 def test_out_of_range_is_passed_over(kind):
-    """On a GPU nobody looks before."""
+    """On a GPU nothing checks the numbers before."""
     job = poisoned_job(setup_of(kind))
     for name in ("tail_rows", "entries"):
         getattr(job.tables, name).copy_(torch.tensor([1 << 40, -2])[torch.arange(

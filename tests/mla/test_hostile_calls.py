@@ -1,5 +1,7 @@
-"""Calls of cached attention, and of what a step makes for it, that cannot be: a named error, and
-nothing has been written. Those of the operators below are in `test_refusals.py`."""
+"""Invalid calls of cached attention, and of the functions that prepare it for a step: the error
+names the argument, and nothing has been written. `test_refusals.py` has those of the operators
+below.
+"""
 
 from __future__ import annotations
 

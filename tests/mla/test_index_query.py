@@ -1,5 +1,6 @@
-"""Queries of the indexer in the emulator, under its checker: bits of the definition; what tracers
-see."""
+"""Queries of the indexer in the emulator, under its checker: bits of the definition; views of
+tracers.
+"""
 
 from __future__ import annotations
 

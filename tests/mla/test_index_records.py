@@ -26,7 +26,7 @@ def test_the_transform_is_sylvesters():
 
 
 def test_products_survive_preparation():
-    """Both rotated by their angle, both transformed."""
+    """Both vectors are rotated by their angle and transformed."""
     q, k = torch.randn(2, 4, WIDTH)
     angles = torch.randn(4, 32)
     mine, other = (definition.prepared(x, angles.cos(), angles.sin()) for x in (q, k))
@@ -46,7 +46,8 @@ def test_the_last_elements_are_rotated():
 
 @each_record
 def test_scales_of_all_magnitudes(record):
-    """Every finite bf16 as the largest of its group, beside the published formula in fp32."""
+    """Every finite bf16 is the largest of a group once; compared with the published formula in
+    fp32."""
     form = index_format(record.name)
     tops = torch.arange(0x7F80, dtype=torch.int16).view(torch.bfloat16)
     rows = torch.zeros(len(tops), form.groups, form.group, dtype=torch.bfloat16)
@@ -63,13 +64,13 @@ def test_scales_of_all_magnitudes(record):
     back = definition.dequantised(data, scales, record).view(rows.shape)[..., 5].double()
     error = (back + tops.double()[:, None]).abs()
     largest = {"e2m1": 1.0, "e4m3": 16.0}[form.element]  # half a step of the largest binade
-    fits = tops < 2.0**127  # rounded up, what is larger may be no number of fp32
+    fits = tops < 2.0**127  # larger ones, rounded up, may exceed fp32
     assert (error <= found.double() * largest)[fits].all()
 
 
 @each_record
 def test_what_is_exact_stays(record):
-    """Read back and written again, bytes are the same but for the sign of zeros."""
+    """Bytes that are read back and written again stay the same, except for the sign of zeros."""
     generator = torch.Generator().manual_seed(3)
     rows = torch.randn(40, WIDTH, generator=generator).bfloat16()
     data, scales = definition.quantised(rows, record)
@@ -80,7 +81,7 @@ def test_what_is_exact_stays(record):
 
 
 def test_elements_of_four_bits():
-    """Ties to even, saturation at none, the even element in the low bits."""
+    """Ties round to even, nothing saturates, the even element is in the low bits."""
     row = torch.zeros(WIDTH, dtype=torch.bfloat16)
     row[:10] = torch.tensor([6.0, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, -0.3, -6.0])
     data, scales = definition.quantised(row, INDEXER_FP4)

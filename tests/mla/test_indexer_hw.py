@@ -1,5 +1,5 @@
-"""The indexer on the GPU itself, at sizes of a model: queries, scores and the best keys, offsets
-beyond 32 bits, graphs that are captured once and replayed on other tables.
+"""The indexer on the GPU itself, at model sizes: queries, scores and the best keys, offsets beyond
+32 bits, graphs that are captured once and replayed with other tables.
 
 `python -m pytest --hw -m hw tests/mla/test_indexer_hw.py`
 """
@@ -37,7 +37,7 @@ def test_queries(record, tokens, heads):
 
 
 def kernels(record: str) -> tuple[str, ...]:
-    """That this GPU runs."""
+    """Score kernels of a record that this GPU runs."""
     blackwell = ARCH_OF_CAPABILITY.get(torch.cuda.get_device_capability()) != "sm_90a"
     return ("warp", "tcgen05") if blackwell and record == "indexer_fp4" else ("warp",)
 
@@ -55,7 +55,7 @@ def test_scores(record, heads, rows, out, longest):
 
 @pytest.mark.parametrize("record", FORMATS)
 def test_keys_beyond_32_bits(record):
-    """A pool of more than 2^31 bytes, in whose last slots the keys are."""
+    """The keys are in the last slots of a pool of more than 2^31 bytes."""
     rows, query, tables, out = Scored(record, ((0, 70), (1, 100))).build()
     slots = FAR // rows.pool.stride(0) + 2 * len(rows.pool)
     shift = slots - len(rows.pool)
@@ -72,7 +72,7 @@ def test_keys_beyond_32_bits(record):
 
 @pytest.mark.parametrize("record", FORMATS)
 def test_a_graph_scores_by_other_tables(record):
-    """Counts and owners of a replay are those that stand there then."""
+    """A replay uses the counts and owners that the tables hold at that time."""
     for kernel in kernels(record):
         rows, query, tables, out = Scored(record, MIXED, longest=3).build("cuda")
         graph = torch.cuda.CUDAGraph()
@@ -89,7 +89,7 @@ def test_a_graph_scores_by_other_tables(record):
 
 
 def test_tables_out_of_range():
-    """A GPU passes over slots, owners and counts that there are not."""
+    """A GPU skips slots, owners and counts out of range."""
     rows, query, tables, out = Scored(tokens=((0, 70), (1, 100), (2, 5))).build("cuda")
     owners, counts, blocks = tables
     owners[2], counts[0] = 99, 1 << 30
@@ -108,7 +108,8 @@ def test_tables_out_of_range():
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("k", [1, 512, 1024, 2048])
 def test_as_chosen(k, dtype):
-    """Configs of the library's own choice: long rows, a batch with rows of all lengths."""
+    """Configs are those that the library chooses: long rows, and a batch with rows of all
+    lengths."""
     for kind in range(KINDS):
         check_select(Case(k, (262144 - kind,), dtype, first=kind, seed=kind), device="cuda")
     lengths = tuple(1 << bits for bits in range(18))
@@ -166,7 +167,7 @@ def test_a_graph_selects_by_other_tables():
 
 
 def test_equal_bits_every_time():
-    """Few different numbers, so that a race among equals would show."""
+    """There are few different numbers, so that a race between equal ones would show."""
     scores = torch.randint(0, 50, (64, 100_000), device="cuda").float()
     counts = torch.full((64,), 100_000, dtype=torch.int32, device="cuda")
     first, _ = api.select(scores, counts, 2048)

@@ -1,5 +1,6 @@
-"""docs/deepseek_v4.md tells the truth: its program runs and is right, its figures are those of the
-results, what it names exists."""
+"""docs/deepseek_v4.md is true: its program runs and is right, its figures are those of the results,
+the names in it exist.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ MIB = 1 << 20
 
 
 def test_the_program_runs_and_is_right():
-    """Its last token against one softmax over what the cache then holds."""
+    """The program's last token is compared with one softmax over the contents of the cache."""
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names: dict = {}
     torch.manual_seed(0)

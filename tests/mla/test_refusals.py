@@ -1,5 +1,6 @@
-"""What the operators refuse before anything compiles, naming value and limit; what their schemas
-say is written, and what tracers see."""
+"""Arguments that the operators refuse before anything compiles, naming value and limit; outputs
+that their schemas declare; views of tracers.
+"""
 
 from __future__ import annotations
 
@@ -49,20 +50,20 @@ def compressed() -> dict:
 
 @pytest.fixture(scope="module", autouse=True)
 def cache_is_there() -> None:
-    """A cache launches kernels of its own, before they are forbidden."""
+    """Make a cache, which launches its own kernels, before launches are forbidden."""
     compressed()
 
 
-OPERATORS = {  # and what makes arguments that are right
+OPERATORS = {  # with the makers of valid arguments
     prepare_query: queries, scores: scored, select: selected, compress: compressed,
 }  # fmt: skip
 
 
-# -- changes of an argument: values, or functions of what there is --------------------------------
+# -- changes of an argument: values, or functions of the old value --------------------------------
 
 
 def having(**changes):
-    """A dataclass with other fields."""
+    """Change fields of a dataclass."""
 
     def change(old):
         found = {n: c(getattr(old, n)) if callable(c) else c for n, c in changes.items()}
@@ -72,12 +73,12 @@ def having(**changes):
 
 
 def part(index, change):
-    """A tuple with one of its parts changed."""
+    """Change one part of a tuple."""
     return lambda old: (*old[:index], change(old[index]), *old[index + 1 :])
 
 
 def shifted(x):
-    """The same numbers where addresses are odd."""
+    """Return the same numbers at odd addresses."""
     wide = torch.zeros((*x.shape[:-1], x.shape[-1] + 32), dtype=x.dtype)[..., 1:]
     return wide[..., : x.shape[-1]]
 
@@ -87,12 +88,12 @@ def table(**changes):
 
 
 def query(index, change):
-    """One of data, scales and weights."""
+    """Change one of data, scales and weights."""
     return {"query": part(index, change)}
 
 
 def other_tail(**changes):
-    """Another tail, and ape, weight and rows of the step as it wants them."""
+    """Change the tail, with an ape, a weight and rows of the step that fit it."""
     tail = replace(compressed()["tail"].tail, **changes)
     columns = tail.overlap * tail.width
     values = torch.zeros(len(compressed()["values"]), columns)

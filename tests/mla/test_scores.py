@@ -11,9 +11,9 @@ from mla.indexer.formats import FORMATS
 from mla.indexer.scores_config import BlockScaledConfig, grid_for
 from tests.mla.scores_cases import UNTOUCHED, Scored, check_scores
 
-# Requests of one token and of several, a token that sees nothing, one that sees a whole tile.
+# Requests with one token and with several, a token that sees nothing, one that sees a whole tile.
 MIXED = ((0, 3), (1, 261), (1, 260), (3, 0), (2, 128), (2, 129), (2, 1), (3, 40), (0, 1))
-ON = {"sm_90a": ("warp",), "sm_100a": ("tcgen05", "warp")}  # kernels, the one of 'auto' first
+ON = {"sm_90a": ("warp",), "sm_100a": ("tcgen05", "warp")}  # kernels; 'auto' chooses the first
 
 
 @pytest.mark.parametrize(
@@ -31,13 +31,14 @@ def test_scores(case, arch):
 
 @pytest.mark.parametrize("arch", ON)
 def test_one_cta(monkeypatch, arch):
-    """More tiles than there are accumulators, boxes that begin anywhere in pages, several runs."""
+    """There are more tiles than accumulators, boxes that begin anywhere in pages, and several
+    runs."""
     monkeypatch.setattr(scores_launch, "grid_for", lambda *_: (1, 1))
     tokens = ((1, 600), (1, 520), (0, 1), (2, 200))
     check_scores(Scored(heads=16, rows=24, tokens=tokens, longest=2), arch=arch)
 
 
-# An H100 runs what is here for sm_90a (test_indexer_hw.py).
+# An H100 runs the tests for sm_90a (test_indexer_hw.py).
 @pytest.mark.parametrize("arch", ON)
 @pytest.mark.parametrize("record", FORMATS)
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_every_kind(record, heads, rows, out, longest, arch):
 
 @pytest.mark.parametrize("arch", ON)
 def test_many_tiles(monkeypatch, arch):
-    """More than the ring has stages, in runs one behind another, by two CTAs."""
+    """Two CTAs process more tiles than the ring has stages, in consecutive runs."""
     monkeypatch.setattr(scores_launch, "grid_for", lambda *_: (2, 2))
     tokens = ((1, 1500), (1, 1501), (0, 2600), (2, 300), (2, 1), (3, 2600))
     check_scores(Scored(tokens=tokens, heads=32, longest=2), arch=arch)
@@ -70,7 +71,7 @@ def test_many_tiles(monkeypatch, arch):
     [*((record, "sm_90a", "warp") for record in FORMATS), ("indexer_fp4", "sm_100a", "tcgen05")],
 )
 def test_bits_do_not_depend_on_neighbours(record, arch, kernel):
-    """The same tokens alone, and in groups with others."""
+    """Tokens have equal bits in a call of their own and in groups with others."""
     alone, grouped = (
         check_scores(Scored(record, MIXED, 32, longest=longest), arch=arch, kernel=kernel)
         for longest in (1, 3)
@@ -86,12 +87,12 @@ def test_nothing_to_do():
 
 
 def test_grids():
-    """CTAs that share tiles, groups: in one wave if that is as good, otherwise in short ones."""
+    """(CTAs that share tiles, groups): one wave if that is as good, otherwise short waves."""
     config = BlockScaledConfig("indexer_fp4", 32, 4, "fp32", box=32)
     assert grid_for(config, 9, 1, 264) == (1, 3)
     assert grid_for(config, 4, 100 * 128, 264) == (100, 1)
-    assert grid_for(config, 8, 300 * 128, 264) == (100, 2)  # three turns of 132 CTAs or of 100
-    # Four waves of 11 turns, not two of 32.
+    assert grid_for(config, 8, 300 * 128, 264) == (100, 2)  # three rounds of 132 CTAs or of 100
+    # Four waves of 11 rounds, not two of 32.
     assert grid_for(config, 2048, 32 * 128, 396) == (3, 512)
     ctas, groups = grid_for(config, 40_000, 4096, 264)
     assert (ctas >= 1, groups) == (True, 10_000)

@@ -1,5 +1,6 @@
-"""The best keys in the emulator, under its checker: those of the reference, in its order; who
-shares the work."""
+"""The best keys in the emulator, under its checker: those of the reference, in its order; CTAs that
+share a row.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from mla.indexer.select_launch import ARCHS
 from tests.mla.select_cases import KINDS, Case, check_select
 
 KEPT = SelectConfig("fp32", 1, 512, True, 64)
-PAIR = SelectConfig("fp32", 2, 512, True, 64, listed=16)  # lists that some warps overflow
+PAIR = SelectConfig("fp32", 2, 512, True, 64, listed=16)  # some warps' lists overflow
 READ_AGAIN = SelectConfig("bf16", 2, 0, False, 64, aligned=False)
 SAMPLED = SelectConfig("fp32", 1, 0, True, 64, listed=64, sampled=2)
 ONE_OF_EACH = [
@@ -66,7 +67,8 @@ def test_every_kind(config, k, archs, turn):
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("arch", ARCHS)
 def test_as_chosen(dtype, arch):
-    """Configs of the library's own choice, one row and several; a block of one entry, too."""
+    """Configs are those that the library chooses, for one row and several; blocks of one entry,
+    too."""
     check_select(Case(512, (9000,), dtype, page=1), arch=arch)
     check_select(Case(MAX_K, (5000, 2048, 2049), dtype, first=1), arch=arch)
 
@@ -109,7 +111,7 @@ def test_the_reference_agrees_with_topk():
     assert torch.equal(found, scores.topk(40).indices.sort(1).values)
 
 
-# -- who shares the work --------------------------------------------------------------------------
+# -- shared rows ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", ARCHS)

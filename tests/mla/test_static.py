@@ -1,5 +1,6 @@
-"""What ptxas made of compressors and of score kernels: nothing spills, and as many CTAs as launches
-and grids count on have room on an SM beside each other."""
+"""ptxas' code of compressors and score kernels: nothing spills, and as many CTAs fit on an SM as
+launches and grids assume.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from mla.indexer.sm100.plan import ROLES, make_plan
 
 pytestmark = pytest.mark.usefixtures("whole_ptxas")
 
-REGISTERS_UNIT = 256  # in which a warp gets them
+REGISTERS_UNIT = 256  # allocation unit of a warp's registers
 ENTRIES = (
     EntryConfig("fp8_584", 4, 2, 512),
     EntryConfig("bf16_512", 4, 2, 512),
@@ -53,7 +54,7 @@ WARP = [
     ids=str,
 )
 def test_no_config_spills(config, arch, tmp_path):
-    """And so many CTAs find their registers on an SM."""
+    """Registers suffice for the assumed number of CTAs on an SM."""
     if config in COMPRESSORS:
         compiled = compile_compressor(config, arch)
     else:
@@ -72,7 +73,7 @@ def test_no_config_spills(config, arch, tmp_path):
 
 @pytest.mark.parametrize("config", [*COMPRESSORS, *(config for config, _ in WARP)], ids=str)
 def test_shared_memory(config):
-    """Of CTAs that share an SM, the system's part of each included."""
+    """Shared memory of the CTAs on an SM, including the system's part of each, fits."""
     smem = config.smem_bytes + hw.SMEM_RESERVED_BYTES
     assert config.ctas_per_sm * smem <= hw.SMEM_BYTES_PER_SM
 

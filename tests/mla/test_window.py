@@ -1,4 +1,6 @@
-"""What tokens see of the cache, as index tensors, beside loops over positions. No kernel runs."""
+"""Index tensors of the cache entries that tokens see, compared with loops over positions. No kernel
+runs.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,8 @@ def test_a_token_of_a_decoding_step_sees_rows_of_its_ring(batch):
 
 
 def where(view: ChunkWindow) -> dict[int, tuple[str, int]]:
-    """What each row of the pages gets: ('token', its number in the step), or ('ring', entry)."""
+    """Map each row of the pages to its source: ('token', its number in the step), or ('ring',
+    entry)."""
     found = {}
     for row, token in enumerate(view.own.flatten().tolist()):
         if token >= 0:
@@ -88,7 +91,7 @@ def test_keys_of_a_chunk_stand_in_pages_by_their_position(batch):
             if position >= start:
                 what = ("token", first + position - start)
             assert found.pop(row) == what
-    assert not found  # and every other row is of nobody, and zero
+    assert not found  # and every other row is unused, and zero
     pages = len(view.own)
     assert int(view.table.min()) >= 0
     assert int(view.table.max()) < pages
@@ -136,7 +139,7 @@ def test_what_does_not_fit_is_refused():
 
 @pytest.mark.parametrize("batch", [DECODING[1], CHUNKS[1]], ids=str)
 def test_no_value_on_a_gpu_is_waited_for(batch):
-    """Tensors without values stand for those of a GPU: who asks one for a value gets an error."""
+    """Tensors on meta simulate those of a GPU: reading a value raises."""
     arrays = batch.arrays()
     real = batch.view()[1]
     bare = {name: x.to("meta") for name, x in arrays.items()}

@@ -1,4 +1,4 @@
-"""Steps as bare tensors, by the numbers of their requests."""
+"""Steps as bare tensors, from the lengths of their requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ BLOCK = 8  # tokens
 
 @dataclass(frozen=True)
 class Batch:
-    """Requests as (tokens before, tokens of the step); padding: tokens and requests behind."""
+    """Requests as (earlier tokens, tokens of the step). padding: number of tokens and requests
+    appended."""
 
     requests: tuple[tuple[int, int], ...]
     window: int = 12
@@ -37,7 +38,7 @@ class Batch:
         return max((tokens for _, tokens in self.requests), default=0)
 
     def arrays(self) -> dict[str, torch.Tensor]:
-        """By the names of a step's."""
+        """Return the arrays of a step by name."""
         pick = random.Random(self.seed)
         padding = [0] * self.padding
         starts = [start for start, _ in self.requests] + padding

@@ -1,1 +1,1 @@
-"""Tests of the mixture-of-experts kernels and of what they agree on."""
+"""Tests of the mixture-of-experts kernels and of their shared definitions."""

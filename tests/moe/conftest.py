@@ -1,4 +1,4 @@
-"""What tests of several files here share."""
+"""Fixtures that several test files here share."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tests.moe.mixed_space import CTAS
 
 @pytest.fixture
 def three_ctas(monkeypatch):
-    """Of the grouped GEMM: each takes several tiles, of several experts."""
+    """Run the grouped GEMM on three CTAs: each has several tiles, of several experts."""
     monkeypatch.setattr("moe.launch.sms_of", lambda device: 3)
 
 
 @pytest.fixture
 def two_ctas(monkeypatch):
-    """Of Hopper's grouped GEMM with weights of four bits: each takes many tiles."""
+    """Run Hopper's grouped GEMM with 4-bit weights on two CTAs: each has many tiles."""
     monkeypatch.setattr("moe.mixed.launch.sms_of", lambda device: CTAS)
 
 
 @pytest.fixture
 def launches(monkeypatch):
-    """Arguments of what would have been launched on a GPU of compute capability 10.0."""
+    """Arguments of launches on a simulated GPU of compute capability 10.0."""
     seen = []
     monkeypatch.setattr(kernel_compile, "_compiled", {})
     monkeypatch.setattr(kernel_compile, "_make", lambda config, arch, source: source)

@@ -1,5 +1,6 @@
-"""Which grouped GEMMs are tried: a few for every run, every pair of values of two factors, and any
-at random."""
+"""Problems of the grouped GEMM: a few for every run, every pair of values of two factors, and
+random ones.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +26,11 @@ FORMS = {
 }
 
 
-WORK = 4_000_000  # numbers in the weights of all experts that have rows, about
+WORK = 4_000_000  # approximate number of weights of all experts with rows
 
 
 def random_counts(seed: int, sizes: tuple[int, ...], experts: int = 0) -> tuple[int, ...]:
-    """Rows of 1 to 64 experts."""
+    """Random rows of 1 to 64 experts."""
     draw = random.Random(seed)
     experts = experts or draw.choice((1, 2, 3, 7, 16, 33, 64))
     return tuple(draw.choice(sizes) for _ in range(experts))
@@ -49,7 +50,7 @@ COUNTS = {
     "none": (0, 0, 0),
 }
 
-# Of experts that a warp looks at together, and of the lane that looks at the last of them.
+# Covers the group of experts that a warp reads together, and the lane that reads its last one.
 BEYOND_A_CHUNK = (*(0 for _ in range(126)), 3, 0, 0, 9, 0, 5, *(0 for _ in range(200)), 1)
 EDGES = Case(
     COUNTS["edges"], 256, 160, "nvfp4", 8, FORMS["deepseek"], "nvfp4", amax=True, bias=True
@@ -86,7 +87,7 @@ QUICK = (
     Case(COUNTS["none"], 128, 64),
 )
 
-TILES = {  # what of the config is not chosen
+TILES = {  # fields of the config that are not chosen
     "chosen": {},
     **{f"{rows}": {"tile_rows": rows} for rows in TILE_ROWS},
     "128 x 256": {"tile_rows": 128, "tile_n": 256},
@@ -96,13 +97,13 @@ NO_TILE = {"tile_rows": None, "tile_n": None, "carry": False}
 
 
 def most_rows(tile: str) -> float:
-    """Of an expert."""
+    """Most rows of an expert with this tile."""
     rows = TILES[tile].get("tile_rows")
     return rows if rows in FEW else math.inf
 
 
 def used(counts: str) -> int:
-    """Experts that have rows."""
+    """Number of experts with rows."""
     return sum(count > 0 for count in COUNTS[counts])
 
 
@@ -132,7 +133,7 @@ RULES = (
     Rule(("counts", "tile"), lambda counts, tile: max(COUNTS[counts]) <= most_rows(tile)),
     Rule(("fmt", "x_fmt"), lambda fmt, x_fmt: fmt == "mxfp4" or not x_fmt),
     Rule(("k", "x_fmt"), lambda k, x_fmt: k >= WINDOW or not x_fmt),
-    # What the emulator has to do: experts that have rows, by K or by N.
+    # Limits the emulator's work: experts with rows, times K or N.
     Rule(("counts", "k"), lambda counts, k: used(counts) * k <= 6 * 2880),
     Rule(("counts", "columns"), lambda counts, columns: used(counts) * columns <= 40 * 192),
     Rule(("tile", "granularity"), lambda tile, size: size == CARRIED or not carries(tile)),
@@ -142,7 +143,7 @@ SPACE = Space(FACTORS, RULES)
 
 
 def case_of(row: Mapping[str, Any]) -> Case:
-    """The problem that a row of the space names."""
+    """Return the problem of a row of the space."""
     named = {"counts": COUNTS[row["counts"]], "form": FORMS[row["form"]]}
     named["granularity"] = row["granularity"] if named["form"] else 0
     fields = {name: value for name, value in row.items() if name != "tile"}
@@ -150,8 +151,8 @@ def case_of(row: Mapping[str, Any]) -> Case:
 
 
 def rows_of(case: Case) -> list[dict[str, Any]]:
-    """The values of factors that a case has, others left out; of a plain product, where granularity
-    says nothing, a row for each."""
+    """Return the case's values of factors, without those outside the space. A plain product, which
+    ignores granularity, has a row for each."""
     tiles = (name for name, tile in TILES.items() if replace(case, **NO_TILE | tile) == case)
     counts = (name for name, counts in COUNTS.items() if counts == case.counts)
     forms = (name for name, form in FORMS.items() if form == case.form)
@@ -166,7 +167,7 @@ MATRIX = tuple(dict.fromkeys(case_of(row) for row in covering(SPACE)))
 
 
 def random_case(seed: int) -> Case:
-    """Any of the space, with other counts and sizes."""
+    """A random problem of the space, with other counts and sizes."""
     draw = random.Random(seed)
     case = case_of(random_row(SPACE, draw))
     sizes = (0, 0, 1, 2, 3, 5, 7, 8)
@@ -178,7 +179,7 @@ def random_case(seed: int) -> Case:
     k = 32 * draw.randrange(1, 24)
     if case.x_fmt:
         k = max(WINDOW, k - k % WINDOW_STEP)
-    # They are packed as the K of a second product, too: whole blocks, and rows of 16 bytes.
+    # Rows are also packed as the K of a second product: whole blocks, and rows of 16 bytes.
     form = format_of(case.fmt)
     unit = max(case.granularity, form.block, 16 * form.per_byte, 8 if case.out in DTYPES else 32)
     most = WORK // (k * max(1, sum(count > 0 for count in counts)))

@@ -1,6 +1,7 @@
-"""Checkpoints as Hugging Face's hub has them, made by hand: names, shapes and dtypes are those of
-openai/gpt-oss-*, of ModelOpt, of compressed-tensors and of DeepSeek-V4; and their values, decoded
-here, by a table."""
+"""Checkpoints as on Hugging Face's hub, made by hand: names, shapes and dtypes are those of
+openai/gpt-oss-*, of ModelOpt, of compressed-tensors and of DeepSeek-V4. Their values are decoded
+here by a table.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +18,20 @@ SCHEMES = ("modelopt", "compressed-tensors", "compressed-tensors mxfp4", "deepse
 
 
 def values(data: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """fp64 [..., K] of bytes [..., K / 2], the even element in the low bits, and scales
-    [..., K / block] in fp64."""
+    """Decode bytes [..., K / 2], with the even element in the low bits, and scales [..., K / block]
+    in fp64 to fp64 [..., K]."""
     bits = data.view(torch.uint8).long()
     pairs = torch.stack((E2M1[bits & 15], E2M1[bits >> 4]), dim=-1).flatten(-2)
     return (pairs.unflatten(-1, (scales.shape[-1], -1)) * scales[..., None]).flatten(-2)
 
 
 def powers(codes: torch.Tensor) -> torch.Tensor:
-    """fp64 of the codes of ue8m0."""
+    """Decode codes of ue8m0 to fp64."""
     return torch.exp2(codes.view(torch.uint8).double() - 127)
 
 
 def codes(generator: torch.Generator, *shape: int, low: int = 0, high: int = 256) -> torch.Tensor:
-    """uint8."""
+    """Random uint8 codes."""
     return torch.randint(low, high, shape, generator=generator, dtype=torch.uint8)
 
 
@@ -51,7 +52,7 @@ def gpt_oss(experts: int, hidden: int, intermediate: int) -> dict[str, torch.Ten
 
 
 def matrix(scheme: str, rows: int, k: int, seed: int, factor: float) -> dict[str, torch.Tensor]:
-    """The tensors of one, behind its name. factor: its global scale, decoded."""
+    """Tensors of one matrix, with names that follow its own. factor: its global scale, decoded."""
     generator = torch.Generator().manual_seed(seed)
     data, block = codes(generator, rows, k // 2), 16 if "mxfp4" not in scheme else 32
     if scheme == "deepseek-v4":
@@ -70,7 +71,7 @@ def matrix(scheme: str, rows: int, k: int, seed: int, factor: float) -> dict[str
 
 
 def values_of(scheme: str, tensors: dict[str, torch.Tensor], name: str) -> torch.Tensor:
-    """fp64 [rows, K] of a matrix."""
+    """Values of a matrix, fp64 [rows, K]."""
     found = {key.removeprefix(name + "."): t for key, t in tensors.items() if key.startswith(name)}
     data = found.get("weight", found.get("weight_packed"))
     if scheme == "deepseek-v4":
@@ -91,8 +92,8 @@ def experts_of(
     intermediate: int,
     unlike: tuple[int, ...] = (),
 ) -> dict[str, torch.Tensor]:
-    """The tensors of experts. Global scales are powers of two, the same one of gate and of up but
-    for the experts at the places `unlike`."""
+    """The tensors of experts. Global scales are powers of two; gate and up share one, except in the
+    experts at the places `unlike`."""
     found: dict[str, torch.Tensor] = {}
     gate, up, down = projections
     for place, expert in enumerate(names):
@@ -106,7 +107,7 @@ def experts_of(
 
 
 def write(folder: Path, tensors: dict[str, torch.Tensor], files: int = 2) -> Path:
-    """A folder of as many files with an index, or without one of one file."""
+    """Write tensors to a folder: several files with an index, or one file without."""
     shards = [dict(list(tensors.items())[n::files]) for n in range(files)]
     names = [f"model-{n + 1:05}-of-{files:05}.safetensors" for n in range(files)]
     for name, shard in zip(names, shards, strict=True):

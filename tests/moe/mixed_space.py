@@ -1,5 +1,6 @@
-"""Which problems of the grouped GEMM with weights of four bits beside bf16 are tried, on Hopper and
-on Blackwell: a few for every run, every pair of values of two factors, and any at random."""
+"""Problems of the grouped GEMM with 4-bit weights and bf16 activations, on Hopper and on Blackwell:
+a few for every run, every pair of values of two factors, and random ones.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from tests.moe.grouped_space import FORMS, random_counts
 from tests.support.pairwise import Rule, Space, covering, random_row
 
 CTAS = 2  # in the emulator: each has several tiles, of several experts
-WORK = 1_500_000  # products of numbers of x and of w, about, in a problem at random
+WORK = 1_500_000  # approximate number of products in a random problem
 
 COUNTS = {
     "one": (77,),
@@ -60,7 +61,7 @@ FACTORS = {
     "split": SPLITS,
     "fmt": WEIGHTS,
     "counts": tuple(COUNTS),
-    # A unit of K is 64 and a stage has two of them: no whole unit, one, odd numbers, tails, many.
+    # A unit of K is 64 and a stage has two: no whole unit, one, odd numbers, tails, many.
     "k": (32, 64, 96, 128, 192, 320, 416, 1440),
     "columns": (8, 40, 96, 136, 200),
     "form": tuple(FORMS),
@@ -73,9 +74,9 @@ FACTORS = {
     "pdl": (False, True),
 }
 SPLIT = Rule(("tile_rows", "split"), lambda rows, split: split == 1 or rows <= SPLIT_ROWS)
-# What the emulator has to do.
+# Limits the emulator's work.
 QUICKLY = Rule(("counts", "k"), lambda counts, k: k < 1440 or sum(COUNTS[counts]) < 100)
-# On Hopper two stages, too few for rows that are gathered.
+# On Hopper this tile has two stages, too few for gathered rows.
 STAGES = Rule(("tile_rows", "teams", "slots"), lambda *tile: tile[:2] != (256, 2) or not tile[2])
 TILE = "tile_rows", "teams", "parts"
 SPACE = Space(FACTORS, (Rule(TILE, partial(fits, "sm_90a")), STAGES, SPLIT, QUICKLY))
@@ -88,13 +89,13 @@ BLACKWELL = Space(ON_BLACKWELL, (Rule(TILE, partial(fits, "sm_100a")), QUICKLY))
 
 
 def case_of(row: Mapping[str, Any], arch: str = "sm_90a") -> Case:
-    """The problem that a row of the space names."""
+    """Return the problem of a row of the space."""
     values = {**row, "counts": COUNTS[row["counts"]], "form": FORMS[row["form"]], "arch": arch}
     return Case(**values)
 
 
 def rows_of(case: Case) -> list[dict[str, Any]]:
-    """The values of factors that a case of Hopper has, others left out."""
+    """Return a Hopper case's values of factors, without those outside the space."""
     if case.arch != "sm_90a":
         return []
     counts = (name for name, counts in COUNTS.items() if counts == case.counts)
@@ -103,7 +104,7 @@ def rows_of(case: Case) -> list[dict[str, Any]]:
     return [{name: values[name] for name in FACTORS if values[name] in FACTORS[name]}]
 
 
-# Two kernels, and problems that meet the edges of each.
+# Two kernels, and problems that reach the limits of each.
 FIRST = Case(
     COUNTS["beyond a warp"], 288, 72, "nvfp4", FORMS["gpt-oss"], bias=True, slots=3, room=5,
     amplitude=4.0, tile_rows=16, teams=3, parts=2,
@@ -112,8 +113,8 @@ SECOND = Case(
     (0, 1, 33, 0, 8), 224, 200, "mxfp4", None, room=5, out="fp16", w_like="far apart", tile_rows=32,
     teams=3, parts=1,
 )  # fmt: skip
-# Two accumulators of 128 rows of weights, more tiles and steps than there are stages; and widths of
-# products, a tile of 64 rows whose expert has fewer.
+# Two accumulators of 128 weight rows, with more tiles and steps than stages; different widths of
+# products, and a tile of 64 rows whose expert has fewer.
 THIRD = replace(FIRST, tile_rows=16, teams=2, parts=2, arch="sm_100a")
 FOURTH = replace(SECOND, tile_rows=64, teams=2, parts=1, arch="sm_100a")
 QUICK = (
@@ -139,7 +140,7 @@ MATRIX_ON_BLACKWELL = tuple(dict.fromkeys(case_of(row, "sm_100a") for row in cov
 
 
 def random_case(seed: int, arch: str = "sm_90a") -> Case:
-    """Any of the space, with other counts and sizes."""
+    """A random problem of the space, with other counts and sizes."""
     draw = random.Random(seed)
     case = case_of(random_row(SPACE if arch == "sm_90a" else BLACKWELL, draw), arch)
     sizes = (0, 0, 1, 2, 7, 8, 9, draw.randint(1, 70), case.tile_rows - 1, case.tile_rows + 1)

@@ -1,7 +1,8 @@
-"""Inputs for the quantiser that are hostile by default, and its bytes beside the reference's.
+"""Inputs for the quantiser that are hostile by default, and comparisons of its bytes with the
+reference.
 
-Every input lies in a wider tensor of NaN. Its blocks are of many kinds in turn: random, far apart
-in magnitude, exact ties, zeros of both signs, subnormals, the largest numbers, infinities, NaN.
+Every input lies in a wider tensor of NaN. The kinds of its blocks alternate: random, far apart in
+magnitude, exact ties, zeros of both signs, subnormals, the largest numbers, infinities, NaN.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ KINDS = 12
 
 @dataclass(frozen=True)
 class Quantisation:
-    """A tensor of tokens x k. counts: rows of each expert; gathered: the rows come by index, as
-    many as `counts` add up to or the tokens are.
+    """A call of `quantise` with a tensor of tokens x k.
 
-    scaling: 'tensor', 'token', 'given', 'rows' or '' in a format without. calm: no infinities, NaN
-    or extremes, which make a scale of the tensor useless.
+    counts: rows of each expert.
+    gathered: whether rows are selected by index, as many as `counts` add up to, or as there are
+    tokens.
+    scaling: 'tensor', 'token', 'given', 'rows', or '' in a format without a global scale.
+    calm: without infinities, NaN and extremes, which make a scale of the tensor useless.
     """
 
     fmt: str
@@ -55,16 +58,16 @@ class Quantisation:
 
     @property
     def rows(self) -> int:
-        """Of the result."""
+        """Number of rows of the result."""
         return sum(self.counts) if self.counts else self.tokens
 
     @property
     def used(self) -> int:
-        """Bytes of scale factors, up to the last block of the last expert that has rows."""
+        """Bytes of scale factors, up to the last block of the last expert with rows."""
         return used_bytes(self.fmt, self.k, self.counts or (self.tokens,))
 
     def build(self, device: str = "cpu") -> tuple[torch.Tensor, dict]:
-        """x and the keyword arguments that the reference takes too."""
+        """Return x and the keyword arguments, which the reference accepts, too."""
         pick = random.Random(str(self))
         generator = torch.Generator().manual_seed(pick.randrange(1 << 30))
         wide = torch.full((self.tokens, self.k + 2 * BESIDE), math.nan, dtype=DTYPES[self.dtype])
@@ -106,7 +109,7 @@ class Quantisation:
 
 
 def check(case: Quantisation, device: str = "cpu", **launch_options: str) -> None:
-    """`quantise` of a case and the reference, byte for byte."""
+    """Compare `quantise` of a case with the reference, byte for byte."""
     x, options = case.build(device)
     got = quantise(x, case.fmt, **options, **launch_options)
     options = tree_map_only(torch.Tensor, torch.Tensor.cpu, options)
@@ -116,8 +119,8 @@ def check(case: Quantisation, device: str = "cpu", **launch_options: str) -> Non
 
 @dataclass(frozen=True)
 class Scattered:
-    """Rows of tokens x k, `choices` of each, sorted by expert; scaling as `Quantisation` has it.
-    expert_range: only those have rows."""
+    """Rows of tokens x k, `choices` of each, sorted by expert; scaling as in `Quantisation`.
+    expert_range: experts with rows."""
 
     fmt: str
     tokens: int
@@ -134,7 +137,7 @@ class Scattered:
 
 
 def check_scattered(case: Scattered, device: str = "cpu", **launch_options: str) -> None:
-    """With the inverse of the rows and without it, byte for byte."""
+    """Compare byte for byte, with and without the inverse of the rows."""
     generator = torch.Generator().manual_seed(case.tokens)
     plain = Quantisation(case.fmt, case.tokens, case.k)
     x = plain.build(device)[0]
@@ -154,19 +157,19 @@ def check_scattered(case: Scattered, device: str = "cpu", **launch_options: str)
 
 
 def cut(quantized: Quantized, rows: int) -> Quantized:
-    """Its first rows; scale factors are all there."""
+    """Return its first rows; scale factors are complete."""
     scales = (quantized.encode_scale, quantized.decode_scale)
     scales = (s if s is None or len(s) == 1 else s[:rows] for s in scales)
     return Quantized(quantized.data[:rows], quantized.scales, *scales, quantized.fmt)
 
 
 def used_bytes(fmt: str, k: int, counts: Iterable[int]) -> int:
-    """Of the scale factors of so many rows of each expert: behind them nothing is written."""
+    """Bytes of the scale factors for these rows of each expert; nothing is written after them."""
     return scale_bytes(sum(map(row_blocks, counts)), format_of(fmt).columns(k))
 
 
 def assert_equal(got: Quantized, expected: Quantized, used: int | None = None) -> None:
-    """Every byte, but those of the scale factors behind `used`."""
+    """Compare every byte, except those of the scale factors from `used` on."""
     assert got.fmt == expected.fmt
     for name in ("data", "scales", "encode_scale", "decode_scale"):
         mine, theirs = getattr(got, name), getattr(expected, name)
@@ -183,12 +186,12 @@ def assert_equal(got: Quantized, expected: Quantized, used: int | None = None) -
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dtype == torch.float32:
-        tensor = torch.where(tensor.isnan(), math.nan, tensor)  # any NaN is as good
+        tensor = torch.where(tensor.isnan(), math.nan, tensor)  # any NaN is acceptable
     return tensor.view(torch.uint8).cpu()
 
 
 def random_case(seed: int, most: int = 1 << 24) -> Quantisation:
-    """Anything that `quantise` takes, of up to `most` elements with padding."""
+    """A random call of `quantise`, with up to `most` elements including padding."""
     pick = random.Random(seed)
     while True:
         case = _draw(pick)

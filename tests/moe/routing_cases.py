@@ -1,4 +1,4 @@
-"""Inputs for the routing kernels that are hostile by default, and what must come out of them."""
+"""Inputs for the routing kernels that are hostile by default, and their expected results."""
 
 from __future__ import annotations
 
@@ -16,21 +16,24 @@ from moe.routing import combine, permutation, route
 from ptxemu import Options
 from tests.kernelkit.merge_cases import EXP2_BITS
 
-# ---- Inputs for the routing kernels that are hostile by default, and what must come out of them
+# ---- Inputs for the routing kernels that are hostile by default, and their expected results
 #
-# Ids are compared exactly, so that scores which an expert is chosen by are apart or equal: tokens
-# where two of them are closer than GAP, without being equal, are drawn again.
+# Ids are compared exactly, so scores that decide a choice must be clearly apart or equal: tokens in
+# which two of them are closer than GAP, but not equal, are drawn again.
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-STEP = 2.0**-6  # logits are multiples of it, so that many are equal and none almost
+STEP = 2.0**-6  # logits are multiples of it, so that many are equal and none almost equal
 CALIBRATING = 64  # tokens
-GAP = 1e-5  # between what is chosen by, relative
+GAP = 1e-5  # minimum relative difference between scores that decide
 
 
 @dataclass(frozen=True)
 class Routing:
-    """A call of `route`; hostile: the first tokens have NaN, infinities, or equal logits; aligned:
-    rows of logits begin at multiples of 16 bytes."""
+    """A call of `route`.
+
+    hostile: the first tokens have NaN, infinities, or equal logits.
+    aligned: rows of logits begin at multiples of 16 bytes.
+    """
 
     tokens: int
     experts: int
@@ -64,13 +67,13 @@ class Routing:
 
 
 def emulated(run: Any) -> Any:
-    """run() in the emulator, where the checker finds nothing."""
+    """Run run() in the emulator; the checker must report nothing."""
     with checked():
         return run()
 
 
 def build(case: Routing, device: str = "cpu") -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """(logits amid NaN, biases by name)."""
+    """Return (logits surrounded by NaN, biases by name)."""
     generator = torch.Generator().manual_seed(case.seed)
     biases = draw_biases(case, generator)
     logits = _draw(case, case.tokens, generator)
@@ -87,7 +90,7 @@ def build(case: Routing, device: str = "cpu") -> tuple[torch.Tensor, dict[str, t
 
 
 def draw_biases(case: Routing, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    """By name, as `route` takes them."""
+    """Random biases by name, as arguments of `route`."""
     biases = {}
     if case.bias:
         biases["bias"] = torch.rand(case.experts, generator=generator) / 4
@@ -98,13 +101,13 @@ def draw_biases(case: Routing, generator: torch.Generator) -> dict[str, torch.Te
 
 
 def check_route(case: Routing, arch: str | None = None, device: str = "cpu") -> None:
-    """Ids exactly, weights within the calibrated tolerance; shared experts exactly."""
+    """Check ids exactly, weights within the calibrated tolerance, shared experts exactly."""
     logits, biases = build(case, device)
     options = case.options() | biases
     with checked():
         ids, weights = route(logits, case.top_k, arch=arch, **options)
     assert (ids.dtype, weights.dtype) == (torch.int32, torch.float32)
-    # Rounding errors are measured on more tokens: a single one may be exact by chance.
+    # Rounding errors are measured over more tokens: a single one may be exact by chance.
     more = _draw(case, CALIBRATING, torch.Generator().manual_seed(case.seed)).to(device)
     logits = torch.cat((logits, more))
     chosen, fixed = reference.route(logits, case.top_k, **options)
@@ -125,7 +128,7 @@ def check_route(case: Routing, arch: str | None = None, device: str = "cpu") -> 
 
 
 def _biased(logits: torch.Tensor, biases: dict[str, torch.Tensor]) -> torch.Tensor:
-    """fp32, with the bias of the router's linear layer."""
+    """Add the bias of the router's linear layer, in fp32."""
     return logits.float() + biases.get("logit_bias", 0.0)
 
 
@@ -136,7 +139,7 @@ def check_permutation(
     options: Options = CHECKED,
     expert_range: tuple[int, int] | None = None,
 ) -> None:
-    """All three tensors exactly, as far as there are rows."""
+    """Compare all three tensors exactly, up to the number of rows."""
     with checked(options):
         got = permutation(ids, experts, expert_range=expert_range, arch=arch)
     expected = reference.permutation(ids, experts, expert_range=expert_range)
@@ -165,7 +168,8 @@ class Sum:
         return f"{self.tokens}x{self.hidden}-k{self.top_k}-{self.dtype}-{self.out_dtype}{flags}"
 
     def inputs(self, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(y amid NaN, with a row that nobody asks for; weights amid NaN; row_of_slot)."""
+        """Return (y surrounded by NaN, with an unused row; weights surrounded by NaN;
+        row_of_slot)."""
         generator = torch.Generator(device).manual_seed(self.seed)
         rows = self.tokens * self.top_k + 1
         y = torch.randn(rows, self.hidden, generator=generator, device=device)
@@ -178,7 +182,7 @@ class Sum:
 
 
 def check_combine(case: Sum, arch: str | None = None, device: str = "cpu") -> None:
-    """Bit for bit: one fused multiplication and addition after the other, then one rounding."""
+    """Compare bit for bit: fused multiply-adds in order, then one rounding."""
     y, weights, row_of_slot = case.inputs(device)
     if not case.weighted:
         weights, row_of_slot = None, row_of_slot.view(case.tokens, case.top_k)
@@ -207,7 +211,7 @@ def _draw(case: Routing, tokens: int, generator: torch.Generator) -> torch.Tenso
 
 
 def _add_specials(logits: torch.Tensor) -> None:
-    """To the first tokens, as many as there are."""
+    """Replace the first tokens by special ones, as many as there are."""
     specials = (
         lambda row: row.fill_(1.5),
         lambda row: row[::2].fill_(-math.inf),
@@ -221,7 +225,7 @@ def _add_specials(logits: torch.Tensor) -> None:
 
 
 def apart(case: Routing, logits: torch.Tensor, biases: dict[str, torch.Tensor]) -> torch.Tensor:
-    """bool [T]: neither experts nor groups are almost equal, as far as it matters."""
+    """Whether neither experts nor groups are almost equal where it matters, bool [T]."""
     chosen_by = reference.scores(_biased(logits, biases).double(), case.scoring)
     chosen_by = chosen_by + biases.get("bias", torch.zeros(1)).double()
     if case.groups == (1, 1):
@@ -232,32 +236,34 @@ def apart(case: Routing, logits: torch.Tensor, biases: dict[str, torch.Tensor]) 
 
 
 def _distinct(values: torch.Tensor) -> torch.Tensor:
-    """bool [T]: no two values of a row are almost equal."""
+    """Whether no two values of a row are almost equal, bool [T]."""
     falling = values.sort(dim=-1, descending=True).values
     high, low = falling[:, :-1], falling[:, 1:]
     return ((high == low) | (high - low > GAP * high.abs())).all(-1)
 
 
 def rounded_exp(x: torch.Tensor) -> torch.Tensor:
-    """As the kernel rounds: a power of two of a rounded exponent, good to EXP2_BITS."""
+    """exp as rounded by the kernel: a power of two of a rounded exponent, accurate to EXP2_BITS."""
     mantissa, binary = torch.frexp(torch.exp2(x * math.log2(math.e)))
     return torch.ldexp((mantissa * 2**EXP2_BITS).round() / 2**EXP2_BITS, binary)
 
 
-# ---- Inputs for the router with its linear layer, and what must come out of them
+# ---- Inputs for the router with its linear layer, and their expected results
 #
-# Where sums are exact in fp32 in any order, logits are, too, and experts are compared exactly:
-# tokens where two of them are almost equal are drawn again (`routing_cases`). Of other numbers a
-# logit may be rounded to either side of what it is, within the error of a sum, and any choice is
-# right that is one of logits between the two.
+# If sums are exact in fp32 in any order, logits are, too, and experts are compared exactly: tokens
+# in which two are almost equal are drawn again (`routing_cases`). For other numbers a logit may be
+# rounded to either side of its exact value, within the error of a sum; every choice that follows
+# from logits within that range is right.
 
 INF, NAN = math.inf, math.nan
 
 
 @dataclass(frozen=True)
 class Linear:
-    """A call of `route_tokens`. route: of the logits, and how many tokens; its dtype is that of x.
-    hostile: the second token and those behind it have NaN or infinities, as far as there are any.
+    """A call of `route_tokens`.
+
+    route: its logits and number of tokens; the dtype is that of x.
+    hostile: the tokens from the second on have NaN or infinities, as far as there are any.
     """
 
     route: Routing
@@ -271,13 +277,14 @@ class Linear:
         return f"h{self.hidden}-{self.route}{flags}"
 
     def router(self, device: str = "cpu") -> Router:
-        """With its biases."""
+        """Return the router with its biases."""
         case, draw = self.route, torch.Generator().manual_seed(self.route.seed + 1)
         biases = {name: bias.to(device) for name, bias in draw_biases(case, draw).items()}
         return Router(case.top_k, **case.options(), **biases)
 
     def exact(self, tokens: int, device: str = "cpu") -> tuple[torch.Tensor, RouterLinear]:
-        """(x [tokens, H], the layer) of small multiples of powers of two, whose sums fp32 has."""
+        """Return (x [tokens, H], the layer): small multiples of powers of two, with sums exact in
+        fp32."""
         draw = torch.Generator().manual_seed(self.route.seed)
         layer = self._layer(lambda *shape: torch.randint(-8, 9, shape, generator=draw) / 8.0)
         router = self.router()
@@ -292,14 +299,15 @@ class Linear:
         return self._placed(x, device), self._on(layer, device)
 
     def normal(self, tokens: int, device: str = "cpu") -> tuple[torch.Tensor, RouterLinear]:
-        """The same of normal numbers."""
+        """Like `exact`, with normal numbers."""
         draw = torch.Generator().manual_seed(self.route.seed)
         layer = self._layer(lambda *shape: torch.randn(shape, generator=draw))
         x = torch.randn(tokens, self.hidden, generator=draw).to(DTYPES[self.route.dtype])
         return self._placed(x, device), self._on(layer, device)
 
     def _layer(self, draw) -> RouterLinear:
-        """Logits have a deviation of about one. A power of two keeps what is drawn exact."""
+        """The deviation of logits is about one. Scaling by a power of two keeps the numbers
+        exact."""
         dtype, experts = DTYPES[self.route.dtype], self.route.experts
         scale = 2.0 ** -round(math.log2(self.hidden) / 2 - 1)
         weight = (draw(experts, self.hidden) * scale).to(dtype)
@@ -311,7 +319,7 @@ class Linear:
         return apart(self.route, logits_of(x, layer).to(x.dtype), given)
 
     def _placed(self, x: torch.Tensor, device: str) -> torch.Tensor:
-        """Amid NaN."""
+        """Put x into a tensor of NaN."""
         if self.hostile:
             _add_special_numbers(x)
         wide = torch.full((len(x) + 1, self.hidden + 16), NAN, dtype=x.dtype)
@@ -319,7 +327,7 @@ class Linear:
         return wide.to(device)[:-1, 8:-8]
 
     def _on(self, layer: RouterLinear, device: str) -> RouterLinear:
-        """Its weight amid NaN."""
+        """Put the layer's weight into a tensor of NaN."""
         wide = torch.full((len(layer.weight) + 1, self.hidden + 8), NAN, dtype=layer.weight.dtype)
         wide[:-1, :-8] = layer.weight
         bias = None if layer.bias is None else layer.bias.to(device)
@@ -333,7 +341,7 @@ def logits_of(x: torch.Tensor, layer: RouterLinear) -> torch.Tensor:
 
 
 def check_exact(case: Linear, arch: str | None = None, device: str = "cpu") -> None:
-    """Ids exactly, weights within the calibrated tolerance."""
+    """Check ids exactly, weights within the calibrated tolerance."""
     x, layer = case.exact(case.route.tokens, device)
     router = case.router(device)
     with checked():
@@ -345,9 +353,12 @@ def check_exact(case: Linear, arch: str | None = None, device: str = "cpu") -> N
 
 
 def check_normal(case: Linear, arch: str | None = None, device: str = "cpu") -> None:
-    """Ids are those of some logits within the error of a sum. Where no logit that may be chosen can
-    be rounded to either side, which is nearly everywhere, they are just those, and weights within
-    the calibrated tolerance. The choice is by logits alone, and weights are of the chosen ones."""
+    """Check that ids follow from some logits within the error of a sum.
+
+    If no logit that may be chosen can round to either side, as nearly everywhere, ids are exact,
+    and weights are within the calibrated tolerance. The choice depends on logits alone, and weights
+    are those of the chosen ones.
+    """
     top_k = case.route.top_k
     assert case.route == Routing(case.route.tokens, case.route.experts, top_k, case.route.dtype)
     x, layer = case.normal(case.route.tokens, device)
@@ -355,7 +366,7 @@ def check_normal(case: Linear, arch: str | None = None, device: str = "cpu") -> 
     with checked():
         ids, weights = route_tokens(x, layer, router, arch=arch)
     low, high = bounds(logits_of(x, layer), x, layer)
-    least = low.float().topk(top_k, dim=1).values[:, -1:]  # of what is chosen
+    least = low.float().topk(top_k, dim=1).values[:, -1:]  # of the chosen logits
     assert (high.float().gather(1, ids.long()) >= least).all()
     sure = ((low == high) | (high < least)).all(1)
     assert sure.float().mean() >= 0.5, "hardly a token has logits that can be known"
@@ -367,8 +378,8 @@ def check_normal(case: Linear, arch: str | None = None, device: str = "cpu") -> 
 def bounds(
     exact: torch.Tensor, x: torch.Tensor, layer: RouterLinear
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What logits may be rounded to at least and at most: twice the error that torch's sums in fp32
-    have, and an ulp."""
+    """Return the least and largest rounded logits: twice the error of torch's sums in fp32, plus an
+    ulp."""
     bias = 0.0 if layer.bias is None else layer.bias.float()
     in_fp32 = (x.float() @ layer.weight.float().T + bias).double()
     error = REFERENCE_FACTOR * (in_fp32 - exact).abs().max()
@@ -377,7 +388,8 @@ def bounds(
 
 
 def compare(logits: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, router: Router) -> None:
-    """Beside the routing of logits as they are rounded; those behind the tokens calibrate."""
+    """Compare with the routing of rounded logits; the logits after the tokens calibrate the
+    tolerance."""
     count, options = len(ids), vars(router)
     chosen, fixed = reference_routing.route(logits, **options)
     assert torch.equal(ids, chosen[:count]), "ids"
@@ -397,6 +409,6 @@ def compare(logits: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, rout
 
 
 def _add_special_numbers(x: torch.Tensor) -> None:
-    """To the tokens behind the first, as many as there are."""
+    """Put special numbers into the tokens after the first, as many as there are."""
     for row, value in zip(x[1:], (NAN, INF, -INF), strict=False):
         row[len(row) // 3] = value

@@ -1,7 +1,7 @@
-"""A block quantiser in exact rational numbers, one element after the other.
+"""A block quantiser in exact rational numbers, element by element.
 
-It shares nothing with moe.reference: fp32 is a Fraction rounded where fp32 arithmetic rounds, and a
-number becomes a code by looking at every code of its format.
+It shares nothing with moe.reference: fp32 is a Fraction that is rounded like fp32 arithmetic, and
+the code of a number is found by searching all codes of its format.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ FORMATS = {
     "nvfp4": (E2M1, 0x7, 8, 6),
     "mxfp4": (E2M1, 0x7, 8, 6),
     "mxfp8": (E4M3, 0x7F, 128, 448),
-}  # elements, what NaN becomes, the sign, the largest
+}  # elements, code of NaN, sign bit, largest
 
 
 def fp32(exact: Fraction) -> float:
-    """`exact`, not negative, rounded to the nearest fp32, ties to even."""
+    """Round `exact` >= 0 to the nearest fp32, ties to even."""
     if exact == 0:
         return 0.0
     exponent = exact.numerator.bit_length() - exact.denominator.bit_length()
@@ -51,7 +51,7 @@ def quotient(a: float, b: float) -> float:
 
 
 def nearest(x: float, values: list[Fraction]) -> int:
-    """The code of the value that is nearest to x >= 0, of two the even one; x may be infinite."""
+    """Return the code of the value nearest to x >= 0, the even one in a tie; x may be infinite."""
     if x >= values[-1]:
         return len(values) - 1
     above = bisect.bisect_left(values, x)
@@ -61,7 +61,7 @@ def nearest(x: float, values: list[Fraction]) -> int:
 
 
 def global_scale(amax: float) -> float:
-    """g of a tensor in nvfp4."""
+    """Global scale g of a tensor in nvfp4."""
     if amax == 0:
         return 1.0
     g = 0.0 if math.isinf(amax) else quotient(2688.0, amax)

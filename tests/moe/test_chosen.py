@@ -1,5 +1,6 @@
-"""`fused_moe` with choices that an engine has made: the bits of the routed layer, and the right sum
-where slots are of no expert, of one elsewhere, or of one twice."""
+"""`fused_moe` with choices made by an engine: the bits of the routed layer, and the right sum for
+slots without an expert, with a foreign expert, or with an expert twice.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from moe import Chosen, Router, arrange, fused_moe, fused_moe_plan, pack, route
+from moe.api import OTHER_NAMES
 
 EXPERTS, HIDDEN, INNER = 6, 256, 128
 
@@ -50,7 +52,7 @@ def test_the_bits_of_the_routed_layer(form, count):
 
 
 def test_slots_without_an_expert_and_an_expert_twice(form):
-    """A token without any expert gives zeros; an expert that is chosen twice counts twice."""
+    """A token without an expert gives zeros; an expert that is chosen twice counts twice."""
     experts, options = form
     x, _ = tokens()
     ids = torch.tensor([[0, 5], [-1, 2], [-1, -1], [3, 3], [5, -1]], dtype=torch.int32)
@@ -97,3 +99,23 @@ def test_choices_that_are_refused(chosen, options, error, words):
     x, logits = tokens()
     with pytest.raises(error, match=words):
         fused_moe(x, weights(), logits if chosen is None else chosen, **options)
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_names_of_vllm_are_answered(name):
+    x, logits = tokens()
+    known = OTHER_NAMES[name] in ("x", "router_logits")
+    words = f"fused_moe has no argument {name}"
+    words += f"; it is called {OTHER_NAMES[name]} here" if known else f": {OTHER_NAMES[name]}"
+    with pytest.raises(TypeError) as refused:
+        fused_moe(x, None, logits, **{name: None})
+    assert words in str(refused.value)
+
+
+def test_calls_that_are_written_as_vllms_are_answered():
+    x, _ = tokens()
+    ids, shares = torch.zeros(5, 2).int(), torch.ones(5, 2)
+    with pytest.raises(TypeError, match=r"router_logits is tuple, expected .* or Chosen"):
+        fused_moe(x, weights(), (shares, ids))
+    with pytest.raises(TypeError, match="fused_moe has 5 arguments by position: it takes x, exp"):
+        fused_moe(x, torch.ones(()), torch.ones(()), shares, ids)

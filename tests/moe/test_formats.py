@@ -1,4 +1,4 @@
-"""The formats, the sizes of their scale factors, and what a quantised tensor refuses."""
+"""The formats, the sizes of their scale factors, and refusals of a quantised tensor."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def codes_of(*shape):
 
 
 def fields(**changes):
-    """The fields of a matrix [130, 64] in nvfp4, some of them changed."""
+    """Fields of a matrix [130, 64] in nvfp4, some of them changed."""
     return {
         "data": bytes_of(130, 32, dtype=torch.float4_e2m1fn_x2),
         "scales": codes_of(2 * 512),

@@ -1,8 +1,9 @@
-"""A layer of gpt-oss beside transformers' own module, on a GPU, and a small one in the emulator.
+"""A layer of gpt-oss compared with transformers' own module, on a GPU, and a small one in the
+emulator.
 
-`python -m pytest --hw -m hw tests/moe/test_gpt_oss_hw.py` on compute capability 9.0, where
-transformers is installed. Random weights become MXFP4 here; the module gets what they mean, in fp32
-or bf16, and its eager forward is compared with `fused_moe` of arranged experts.
+`python -m pytest --hw -m hw tests/moe/test_gpt_oss_hw.py` on compute capability 9.0, if
+transformers is installed. Random weights are quantised to MXFP4; the module gets their values in
+fp32 or bf16, and its eager forward is compared with `fused_moe` of arranged experts.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from moe import Router, arrange, fused_moe, pack, route, unpack, unpack_biases
 from moe.models import of_model
 from ptxemu import Options
 
-MAX_ERROR = 0.01  # norm over norm, of bf16: x, h, the rows of both products and the sum
+MAX_ERROR = 0.01  # norm over norm, for bf16: x, h, the rows of both products and the sum
 FORM = of_model("gpt-oss-20b").activation
 
 
@@ -36,14 +37,15 @@ FULL = Size(hidden=2880, intermediate=2880, experts=32, top_k=4)  # of gpt-oss-2
 
 @pytest.fixture(scope="module")
 def gpt_oss() -> Any:
-    """transformers' modules, and GptOssConfig."""
+    """transformers' modules, with GptOssConfig."""
     reason = "transformers with gpt-oss is not installed: its module is what is compared with"
     modeling = pytest.importorskip("transformers.models.gpt_oss.modeling_gpt_oss", reason=reason)
     return modeling
 
 
 class Layer:
-    """Weights of a size, packed and arranged for Hopper, and transformers' module with the same."""
+    """Weights of a size, packed and arranged for Hopper, and transformers' module with the same
+    ones."""
 
     def __init__(self, gpt_oss: Any, size: Size, device: str, dtype: torch.dtype) -> None:
         generator = torch.Generator(device).manual_seed(0)
@@ -88,13 +90,13 @@ class Layer:
 
     @torch.no_grad()
     def theirs(self, x: torch.Tensor) -> torch.Tensor:
-        """Router and experts, as the model calls them."""
+        """Run router and experts as the model does."""
         dtype = self.module.router.weight.dtype
         return self.module(x.to(dtype)[None])[0][0]
 
     @torch.no_grad()
     def experts_alone(self, x: torch.Tensor) -> torch.Tensor:
-        """The module's experts behind our router, in whose dtype equal logits are none."""
+        """Run the module's experts with our router, in whose dtype no two logits are equal."""
         router = self.module.router
         logits = torch.nn.functional.linear(x.float(), router.weight.float(), router.bias.float())
         ids, weights = route(logits, self.size.top_k)
@@ -103,7 +105,7 @@ class Layer:
 
 
 def alternating(rows: torch.Tensor) -> torch.Tensor:
-    """Rows of gate and of up in turn, of all of gate first."""
+    """Interleave rows of gate and up; the input has all of gate first."""
     return torch.stack(rows.chunk(2, dim=1), dim=2).flatten(1, 2)
 
 
@@ -128,7 +130,7 @@ def test_a_small_layer_in_the_emulator(gpt_oss):
 @pytest.mark.xdist_group("gpt-oss-hw")
 @pytest.mark.parametrize("size", [SMALL, FULL], ids=["small", "full"])
 def test_in_fp32(gpt_oss, size):
-    """The whole MLP, its router too."""
+    """The whole MLP, including its router."""
     layer = Layer(gpt_oss, size, "cuda", torch.float32)
     for tokens in (1, 7, 64, 1000):
         x = layer.normal(tokens, size.hidden)
@@ -141,7 +143,7 @@ def test_in_fp32(gpt_oss, size):
 @pytest.mark.xdist_group("gpt-oss-hw")
 @pytest.mark.parametrize("size", [SMALL, FULL], ids=["small", "full"])
 def test_in_bf16(gpt_oss, size):
-    """The experts, as a model in bf16 runs them; it rounds more often than the kernels do."""
+    """The experts as a model in bf16 runs them, which rounds more often than the kernels do."""
     layer = Layer(gpt_oss, size, "cuda", torch.bfloat16)
     for tokens in (1, 64, 1000):
         x = layer.normal(tokens, size.hidden)

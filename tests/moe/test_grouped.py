@@ -36,7 +36,8 @@ pytestmark = pytest.mark.usefixtures("poisoned_outputs", "three_ctas")
 
 
 def in_groups(given: Iterable) -> list:
-    """Kernels of a matrix are hardly shared, so that workers may share the cases."""
+    """Parameters in groups of xdist: cases hardly share kernels, so they can be split between
+    workers."""
     marks = [pytest.mark.xdist_group(f"moe-grouped-{number}") for number in range(GROUPS)]
     return [pytest.param(each, marks=marks[i % GROUPS]) for i, each in enumerate(given)]
 
@@ -63,7 +64,7 @@ def test_matrix(case):
 
 @pytest.mark.parametrize("seed", range(SEEDS), ids="seed-{}".format)
 def test_any(seed):
-    """A problem of the whole space at random, in two orders of events."""
+    """A random problem of the whole space, in two orders of events."""
     case = random_case(seed)
     result, amax = check(case)
     late = Options("adversarial" if seed % 4 == 0 else "random", seed, limit=PATIENCE)
@@ -83,7 +84,7 @@ def test_an_adversarial_schedule_gives_the_same_bits(seed):
 
 @pytest.mark.parametrize("granularity", [8, 16, 64])
 def test_every_granularity_gives_the_same_bits(granularity):
-    """The same logical weights, packed differently: only their order differs."""
+    """Packings of the same logical weights differ only in their order."""
     case = Case((5, 129), 128, 128, granularity=32)
     torch.manual_seed(0)
     x, _ = case.inputs()
@@ -118,13 +119,13 @@ def test_a_limit_is_never_dropped():
     assert limited.abs().max() <= 0.25 * 0.2785  # |up| <= L, and gate sigmoid(gate) >= -0.2785
 
 
-# Of 160 columns quantised in nvfp4 ten scale factors: two of their last atom belong to no column.
+# 160 columns quantised to nvfp4 have ten scale factors: two in their last atom belong to no column.
 BIASED = Case((3, 130), 128, 160, "nvfp4", 8, FORMS["gpt-oss"], "nvfp4", bias=True)
 PLAIN_BIASED = Case((3, 9), 128, 72, "mxfp8", 0, None, "fp32", bias=True)
 
 
 def is_right(case: Case, result: torch.Tensor | Quantized) -> bool:
-    """Whether the judge finds nothing, neither in values nor in bytes."""
+    """Whether the judge objects neither to values nor to bytes."""
     try:
         return cases.judge(case, result).ok
     except AssertionError:
@@ -133,8 +134,8 @@ def is_right(case: Case, result: torch.Tensor | Quantized) -> bool:
 
 @pytest.mark.parametrize("case", [BIASED, PLAIN_BIASED], ids=str)
 def test_a_bias_is_never_dropped_nor_moved(case):
-    """The judge of all cases notices one of no columns, of their neighbours, and of experts beside
-    each other."""
+    """The judge of all cases notices a missing bias, one of neighbouring columns, and one of other
+    experts."""
     other = case.added()
     for wrong in (None, other.roll(1, 1), other.roll(4, 1), other.flip(0)):
         result, _ = cases.run(case, bias=wrong)
@@ -143,14 +144,14 @@ def test_a_bias_is_never_dropped_nor_moved(case):
 
 
 @pytest.mark.parametrize("change", [
-    ("bias_at(affine, first + begin)", "bias_at(affine, begin)"),  # of the first subtile for all
-    ("@exists ld", "ld"),  # behind the last column, too
+    ("bias_at(affine, first + begin)", "bias_at(affine, begin)"),  # the first subtile's for all
+    ("@exists ld", "ld"),  # reads past the last column, too
     ("(bias[index], bias[index + 1])", "(bias[0], bias[1])"),
     ("setp.gt", "setp.le"),
 ], ids="".join)  # fmt: skip
 def test_a_wrong_load_of_the_bias_is_noticed(change, changed):
     changed(epilogue, [epilogue], "apply", change)
-    with pytest.raises(AssertionError):  # of the judge, or findings of the checker
+    with pytest.raises(AssertionError):  # from the judge, or findings of the checker
         check(replace(BIASED, tile_rows=128))
 
 
@@ -160,7 +161,7 @@ def test_a_wrong_load_of_the_bias_is_noticed(change, changed):
     ("* of_column.factor + of_column.bias", "* of_column.factor"),
 ], ids="".join)  # fmt: skip
 def test_a_wrong_bias_of_a_column_is_noticed(change, changed):
-    """Of a swapped tile, whose threads have a column each."""
+    """The tile is swapped: each of its threads has one column."""
     changed(epilogue, [kernel], "Epilogue", change)
     with pytest.raises(AssertionError):
         check(replace(BIASED, tile_rows=64))
@@ -168,7 +169,7 @@ def test_a_wrong_bias_of_a_column_is_noticed(change, changed):
 
 @pytest.mark.parametrize("tile_rows", [16, 128, 256])
 def test_scale_factors_of_no_column_are_0(tile_rows):
-    """Behind N there is no bias, and what is there belongs to the next expert."""
+    """There is no bias after column N; that memory belongs to the next expert."""
     case = replace(BIASED, counts=(3, 16), tile_rows=tile_rows)
     result, _ = cases.run(case, bias=case.added() + 100.0)
     columns = result.format.columns(result.k)
@@ -180,7 +181,7 @@ def test_scale_factors_of_no_column_are_0(tile_rows):
 
 
 def test_a_bias_in_rows_of_a_larger_tensor():
-    """Its rows need not follow each other."""
+    """Rows of a bias need not be contiguous."""
     case = PLAIN_BIASED
     expected, _ = cases.run(case)
     wide = torch.full((2, 80), float("nan"))[:, 4:76]
@@ -194,13 +195,14 @@ W4A8 = Case((3, 0, 130), 320, 96, "mxfp4", 16, FORMS["gpt-oss"], "fp32", x_fmt="
 @pytest.mark.parametrize("k", [128, 192, 256, 448, 2880])
 @pytest.mark.parametrize("tile", [16, 128, 256])
 def test_mixed_formats_have_windows_up_to_the_end_of_k(tile, k):
-    """Of K in odd steps of 64 the last window begins a step early; bytes behind w are no memory."""
+    """The last window begins a step early if K is an odd number of steps of 64; bytes after w are
+    not allocated."""
     check(replace(W4A8, k=k, counts=(3, 0, 16), tile_rows=tile))
 
 
 def test_mixed_formats_are_those_of_x_and_w():
-    """E2M1 is among E4M3, and both have the scales: weights in mxfp8 of the same values give the
-    same bits."""
+    """E2M1 is a subset of E4M3, and both have the same scales: weights in mxfp8 with the same
+    values give the same bits."""
     x, w = W4A8.inputs()
     elements = e2m1.unpacked(w.data.view(torch.uint8)).to(torch.float8_e4m3fn)
     wide = of_bytes(elements, w.scales, "mxfp8")
@@ -210,7 +212,7 @@ def test_mixed_formats_are_those_of_x_and_w():
 
 
 def test_recorded_copies_bring_the_bytes_that_barriers_expect():
-    """Padding is not among them: a model of time would wait for ever."""
+    """Padding is not counted: a model of time would wait forever."""
     with emulation(Options(record=True)) as run:
         grouped_gemm(*W4A8.inputs(), W4A8.offsets, **W4A8.options())
     expected: Counter = Counter()
@@ -234,15 +236,15 @@ def test_a_wrong_end_of_a_window_is_noticed(change, changed):
         check(replace(W4A8, counts=(3, 0, 16), tile_rows=16))
 
 
-# ---- A problem has the same bits with tiles of any size, and whether the epilogue carries or
-# not: K is added up in the same order, and the same is done with every sum
+# ---- A problem has the same bits with tiles of any size, and with or without the carrying
+# epilogue: K is added up in the same order, and sums are processed alike
 
 OTHERS = [tile_rows for tile_rows in TILE_ROWS if tile_rows != 128]
 LARGER = [tile_rows for tile_rows in OTHERS if tile_rows not in FEW]
 
-# No expert has more than 8 rows: what every tile can have.
+# No expert has more than 8 rows, so that every tile is possible.
 SMALL = Case((8, 0, 1, 7), 192, 160, "nvfp4", 32, FORMS["deepseek"], "fp32", amax=True, bias=True)
-# More rows than a tile has, whatever it has; a K tail of a stage.
+# More rows than any tile has; a K tail of a stage.
 LARGE = Case((33, 0, 257, 64, 1), 352, 96, "nvfp4", 16, FORMS["gpt-oss"], "bf16", per_token=True)
 PLAIN = replace(LARGE, form=None, granularity=0, columns=200)
 
@@ -273,7 +275,8 @@ def assert_same(case: Case, other: Case) -> None:
 @pytest.mark.parametrize("tile_rows", [128, 256])
 @pytest.mark.parametrize("out", ["nvfp4", "fp32"])
 def test_wide_tiles_and_the_carrying_path_give_the_same_bits(tile_rows, out):
-    """256 columns beside 128; SiLU of gate carried to the subtile of up beside both at once."""
+    """256 columns compared with 128; SiLU of gate carried to the subtile of up, compared with both
+    at once."""
     case = replace(LARGE, granularity=8, amax=True, out=out, tile_rows=tile_rows, tile_n=128)
     for changes in ({"tile_n": 256}, {"carry": True}, {"tile_n": 256, "carry": True}):
         assert_same(case, replace(case, **changes))
@@ -287,6 +290,6 @@ def test_a_dependent_launch_gives_the_same_bits(tile_rows):
 
 @pytest.mark.parametrize("tile_rows", [64, 256])
 def test_weights_that_are_fetched_early_give_the_same_bits(tile_rows):
-    """More stages of K than the ring has, several tiles to a CTA, biases."""
+    """More stages of K than the ring has, several tiles per CTA, biases."""
     case = replace(LARGE, out="nvfp4", tile_rows=tile_rows, bias=True, k=2048)
     assert_same(case, replace(case, pdl=True, w_ready=True))

@@ -1,4 +1,4 @@
-"""Numbers near every limit of the formats, and what NaN and infinities of a row may not reach."""
+"""Numbers near every limit of the formats, and rows that NaN and infinities may not reach."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ from tests.moe.quantise_cases import assert_equal, used_bytes
 
 # ---- Hostile numbers through the kernels: quantise, grouped GEMM with SwiGLU, quantised output
 #
-# Each link is judged by itself: the quantiser to the bit, the product in fp64 on the operands that
-# it was given, and the quantiser in the epilogue to the bit on what the same kernel puts out in
-# fp32.
+# Each link is judged by itself: the quantiser to the bit, the product in fp64 on its given
+# operands, and the epilogue's quantiser to the bit on the fp32 output of the same kernel.
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs", "three_ctas")
 
@@ -36,7 +35,7 @@ COUNTS = (3, 0, 130, 1)
 
 
 def chain(fmt: str, x_like: str, w_like: str, **options) -> Case:
-    """Both operands hostile, with SwiGLU, a limit that bites and the amax of the output."""
+    """Both operands are hostile, with SwiGLU, an effective limit and the amax of the output."""
     given = {"form": FORMS["gpt-oss"], "amax": True, "per_token": fmt == "nvfp4", **options}
     return Case(COUNTS, 192, 64, fmt, x_like=x_like, w_like=w_like, out=fmt, **given)
 
@@ -56,7 +55,7 @@ CHAINS = [
 
 @pytest.mark.parametrize("case", CHAINS, ids=str)
 def test_from_the_quantiser_to_the_quantised_output(case):
-    """Values are judged in fp32; of these the other output has every bit."""
+    """Values are judged in fp32; the quantised output must follow from them bit for bit."""
     (x, _), (wanted, w) = case.values(), case.inputs()
     values, amax = replace(case, out="fp32"), torch.zeros(2, 1)
     with checked():
@@ -78,12 +77,12 @@ def test_from_the_quantiser_to_the_quantised_output(case):
 
 
 def magnitudes() -> torch.Tensor:
-    """fp32 that rows are times: both ends, subnormal, and what no number has."""
+    """fp32 factors of rows: both ends of the range, subnormal, infinity and NaN."""
     return torch.tensor([FLT_MAX, 2.0**120, 2.0**-120, 1e-44, -1.0, 0.0, INF, NAN])
 
 
 def rows_of(fmt: str, k: int = 256) -> tuple[Quantized, Quantized, torch.Tensor]:
-    """x, w and offsets of a product that puts out the rows of x times any number: w is 1.
+    """x, w and offsets of a product that returns the rows of x times any number: w is 1.
 
     Three rows of each kind, and random ones times `magnitudes`.
     """
@@ -103,7 +102,7 @@ def rows_of(fmt: str, k: int = 256) -> tuple[Quantized, Quantized, torch.Tensor]
 
 
 def identity(fmt: str, k: int) -> Quantized:
-    """Of two experts, exactly."""
+    """An exact identity matrix for each of two experts."""
     scale = torch.full((2,), 1.0) if format_of(fmt).has_global else None
     return quantise_experts("w", torch.eye(k).expand(2, k, k), format_of(fmt), scale)
 
@@ -114,8 +113,8 @@ EPILOGUES = list(product(FORMATS, (16, 32, 64, 128, 256)))
 
 @pytest.mark.parametrize(("out", "tile_rows"), EPILOGUES)
 def test_the_epilogue_quantises_as_the_reference(out, tile_rows, monkeypatch):
-    """To the bit, whatever the sums are and whatever global scale somebody gives."""
-    monkeypatch.setattr("moe.arguments.check_scale", lambda *_: None)  # as on a GPU: unread
+    """The result is equal to the bit, for any sums and any given global scale."""
+    monkeypatch.setattr("moe.arguments.check_scale", lambda *_: None)  # unread, as on a GPU
     x, w, offsets = rows_of("nvfp4")
     tiles = {"tile_rows": tile_rows, "most_rows": int(offsets.diff().max())}
     with checked():
@@ -128,7 +127,7 @@ def test_the_epilogue_quantises_as_the_reference(out, tile_rows, monkeypatch):
         assert same_bits(got, wanted, offsets)
 
 
-# ---- What is broken, or belongs to nobody, shows in its own rows of the grouped GEMM alone
+# ---- NaN and infinities, and bytes outside of rows, affect only their own rows of the grouped GEMM
 
 TALL_COUNTS = (5, 0, 130, 2)  # a tile reaches into the rows of other experts
 FIELDS = {"form": FORMS["deepseek"], "out": "fp32", "tile_rows": 128}
@@ -140,7 +139,7 @@ each_format = pytest.mark.parametrize("case", dict.fromkeys((NVFP4, *LONGER)), i
 
 
 def product_and_amax(case: Case, x: Quantized, w: Quantized, amax: float = 0.0) -> tuple:
-    """(the result, its amax, which was something before)."""
+    """Return (the result, its amax, which starts at `amax`)."""
     top = torch.tensor([amax])
     with checked():
         result = grouped_gemm(x, w, case.offsets, **case.options() | {"amax": top})
@@ -148,7 +147,7 @@ def product_and_amax(case: Case, x: Quantized, w: Quantized, amax: float = 0.0) 
 
 
 def same_but(rows: list[int] | slice, mine: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether all other rows are the same."""
+    """Whether all other rows are equal."""
     others = torch.ones(len(mine), dtype=torch.bool)
     others[rows] = False
     return torch.equal(mine[others], other[others])
@@ -156,8 +155,9 @@ def same_but(rows: list[int] | slice, mine: torch.Tensor, other: torch.Tensor) -
 
 @each_format
 def test_nan_and_infinities_of_a_token_stay_in_its_row(case):
-    """From bf16 on, through the quantiser. With a scale per token an infinity makes it 0, and all
-    of the row NaN; without, it would be huge, and the emulator adds huge numbers in fp64."""
+    """This holds from bf16 on, through the quantiser. With a scale per token an infinity makes the
+    scale 0, and the whole row NaN; without one the result would be huge, and the emulator adds huge
+    numbers in fp64."""
     x, w = case.values()[0], case.inputs()[1]
     broken, rows = x.clone(), {1: NAN, 136: NAN}
     rows |= {4: INF, 60: -INF} if case.per_token else {}
@@ -178,7 +178,7 @@ def test_nan_and_infinities_of_a_token_stay_in_its_row(case):
 
 @each_format
 def test_a_broken_expert_stays_alone(case):
-    """Scale factors of NaN, in nvfp4 a global scale of NaN, and their neighbours never know."""
+    """Scale factors of NaN, and in nvfp4 a global scale of NaN, do not affect neighbours."""
     x, w = case.inputs()
     clean, _ = product_and_amax(case, x, w)
     for expert, rows in ((0, slice(0, 5)), (2, slice(5, 135)), (1, slice(0, 0))):
@@ -197,11 +197,11 @@ def test_a_broken_expert_stays_alone(case):
 
 @each_format
 def test_nan_of_gate_or_of_up_alone_reaches_its_column(case):
-    """Where the other one is a number, and limits apply: a minimum would rather have the number."""
+    """The other one is a number, and limits apply: a minimum would return the number."""
     x, w = case.inputs()
     clean, _ = product_and_amax(case, x, w)
     columns = w.format.columns(w.k)
-    parts = [  # (expert, column, packed row of its gate, or of up where it is odd)
+    parts = [  # (expert, column, packed row of its gate, or of up if odd)
         (expert, column, column // 32 * 64 + column % 32 + 32 * (column % 2))
         for expert, column in ((0, 4), (0, 37), (2, 40), (3, 63))
     ]
@@ -219,7 +219,8 @@ def test_nan_of_gate_or_of_up_alone_reaches_its_column(case):
 
 @pytest.mark.parametrize("out", ["fp32", "nvfp4"])
 def test_scale_factors_of_no_row_do_not_matter(out):
-    """NaN in every byte of A's scale factors that no row has: the same bits, and the same amax."""
+    """NaN in every byte of A's scale factors outside of rows gives the same bits, and the same
+    amax."""
     case = replace(NVFP4, out=out)
     x, w = replace(NVFP4, out="fp32").inputs()
     broken = replace(x, scales=with_nan_of_nobody(x, case.offsets))
@@ -234,7 +235,8 @@ def test_scale_factors_of_no_row_do_not_matter(out):
 
 
 def with_nan_of_nobody(x: Quantized, offsets: torch.Tensor) -> torch.Tensor:
-    """The scale factors of x; NaN behind the rows of an expert, and behind the last block."""
+    """Return the scale factors of x with NaN after the rows of each expert, and after the last
+    block."""
     columns = -(-x.format.columns(x.k) // SCALE_COLUMNS) * SCALE_COLUMNS  # padding of columns is 0
     used = torch.ones(x.rows, columns, dtype=torch.uint8)
     owned = reference.swizzle_scales(used, offsets).bool()
@@ -243,7 +245,7 @@ def with_nan_of_nobody(x: Quantized, offsets: torch.Tensor) -> torch.Tensor:
 
 
 def test_amax_is_the_largest_so_far():
-    """Nothing, zeros, less than before, more, and NaN, which stays."""
+    """amax starts at nothing, zeros, less than before, more, and NaN, which stays."""
     x, w = NVFP4.inputs()
     result, top = product_and_amax(NVFP4, x, w)
     assert top == result.abs().max().item()
@@ -267,7 +269,7 @@ def test_amax_of_nothing_is_what_it_was(out):
 
 @pytest.mark.parametrize("whose", ["x", "rows", "experts"])
 def test_each_global_scale_comes_before_the_nonlinearity(whose):
-    """Four times the scale is not four times the result: gate is not linear, and limits bite."""
+    """Four times the scale is not four times the result: gate is not linear, and limits apply."""
     case = replace(NVFP4, counts=(3, 0, 4, 1), per_token=whose == "rows", form=FORMS["tight"])
     x, w = case.inputs()
     single, _ = product_and_amax(case, x, w)

@@ -1,5 +1,6 @@
-"""Calls of the functions of moe that cannot be: a named error, or the right result. Beside what
-`test_refusals.py` has of each step."""
+"""Invalid calls of the functions of moe: an error that names the argument, or the right result.
+`test_refusals.py` has the refusals of each step.
+"""
 
 from __future__ import annotations
 
@@ -86,14 +87,14 @@ def changed(matrix: Quantized, field: str, change) -> Quantized:
 
 
 def shifted(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values a byte behind a multiple of 16."""
+    """Copy to an address one byte past a multiple of 16."""
     memory = torch.zeros(tensor.nbytes + 1, dtype=torch.uint8)[1:]
     memory.copy_(tensor.reshape(-1).view(torch.uint8))
     return memory.view(tensor.dtype).view(tensor.shape)
 
 
 def spread(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values in every other element."""
+    """Copy to every other element."""
     return tensor.repeat_interleave(2)[::2]
 
 
@@ -119,7 +120,7 @@ def planned(**options):
 
 
 def sparse_part(field: str) -> PackedExperts:
-    """Packed experts of which a part of w13 is sparse."""
+    """Packed experts with a sparse part in w13."""
     w13 = replace(PACKED.w13, **{field: getattr(PACKED.w13, field).to_sparse()})
     return replace(PACKED, w13=w13)
 
@@ -296,26 +297,25 @@ def test_a_scale_may_be_any_number(scale):
 
 
 def test_scales_of_a_layer_are_looked_at():
-    """In the middle of it, behind the kernels that need none."""
+    """Scales are checked in the middle of the layer, after the kernels that need none."""
     for field in ("x", "h"):
         for value in (NAN, 0.0, -1.0, INF):
             refused(layer(scales=Scales(**{field: fp32(value)})), "scale")
 
 
 def test_parameters_are_packed_without_their_gradients(no_compile):
-    """Else the global scales would ask for some at the first call."""
+    """Otherwise the global scales would require gradients at the first call."""
     packed = pack(torch.nn.Parameter(W13.float()), W2, "nvfp4")
     assert not packed.w13.encode_scale.requires_grad
 
 
 def test_what_is_not_recorded_is_not_compared(no_compile):
-    """A Quantized that somebody else made has neither; neighbours of one buffer are no memory of
-    each other."""
+    """A Quantized made elsewhere has neither; neighbours in one buffer do not share memory."""
     plain = replace(XQ)
     assert plain.offsets is plain.granularity is None
     assert XQ.offsets == (0, 2, 2, 5)
     assert PACKED.w13.granularity == PACKED.granularity
     assert PACKED.w2.granularity is None
     buffer = torch.ones(2)
-    words = "tile_rows 12"  # what is refused behind: scales and amax of one buffer are fine
+    words = "tile_rows 12"  # is refused later: scales and amax in one buffer are fine
     refused(product(out="nvfp4", encode_scale=buffer[:1], amax=buffer[1:], tile_rows=12), words)

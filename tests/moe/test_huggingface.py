@@ -1,4 +1,6 @@
-"""Checkpoints of the hub, packed: their values, gpt-oss beside its own definition, and errors."""
+"""Checkpoints of the hub, packed: their values, gpt-oss compared with its own definition, and
+errors.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ def gpt_oss_folder(tmp_path_factory):
 
 
 def weight(name: str) -> torch.Tensor:
-    """fp64 [E, rows, K] of gpt-oss."""
+    """A weight of gpt-oss, fp64 [E, rows, K]."""
     blocks = GPT_OSS[f"{PREFIX}.{name}_blocks"]
     return values(blocks.flatten(2), powers(GPT_OSS[f"{PREFIX}.{name}_scales"]))
 
@@ -58,11 +60,11 @@ def bias(name: str) -> torch.Tensor:
 
 
 def layer_of_gpt_oss(x: torch.Tensor) -> torch.Tensor:
-    """fp64 [T, H]: what the model does with a token, choice by choice.
+    """The model's layer, fp64 [T, H], choice by choice.
 
     The best logits of a linear layer with a bias become weights by a softmax over them alone. Even
-    outputs of an expert's first product are gates and odd ones go with them; gates have a limit of
-    7 above and the others on both sides. Both products have a bias.
+    outputs of an expert's first product are gates, odd ones are up. Gates have an upper limit of 7,
+    up has it on both sides. Both products have a bias.
     """
     x, router = x.double(), f"{LAYER}.router"
     logits = x @ GPT_OSS[f"{router}.weight"].double().T + GPT_OSS[f"{router}.bias"].double()
@@ -81,7 +83,7 @@ def layer_of_gpt_oss(x: torch.Tensor) -> torch.Tensor:
 
 
 def tokens() -> tuple[torch.Tensor, torch.Tensor, Router]:
-    """x, logits without their bias, which the router has."""
+    """Return x, logits without their bias, and the router with it."""
     x = torch.randn(5, HIDDEN, generator=torch.Generator().manual_seed(1)).bfloat16()
     logits = (x.double() @ GPT_OSS[f"{LAYER}.router.weight"].double().T).float()
     router = Router(TOP_K, logit_bias=GPT_OSS[f"{LAYER}.router.bias"].float())
@@ -105,7 +107,7 @@ def test_gpt_oss_beside_its_own_definition(gpt_oss_folder):
 
 
 def test_the_limit_of_gpt_oss_is_met():
-    """Otherwise nobody would know whether it is there."""
+    """Otherwise no test would notice a missing limit."""
     both = weight("gate_up_proj") @ tokens()[0].double().T + bias("gate_up_proj")[..., None]
     assert (both[:, ::2] > 7).any()
     assert (both[:, 1::2] < -7).any()
@@ -114,8 +116,8 @@ def test_the_limit_of_gpt_oss_is_met():
 @pytest.mark.usefixtures("poisoned_outputs", "three_ctas")
 @pytest.mark.parametrize("fmt", ["bf16", "mxfp8", "mxfp4"])
 def test_gpt_oss_in_the_kernels_beside_its_definition(gpt_oss_folder, fmt):
-    """Weights are what the file has: the error is that of activations alone, which in bf16 are
-    those of Hopper."""
+    """Weights are those of the file: the error is that of activations alone. In bf16 the
+    activations are Hopper's."""
     x, logits, router = tokens()
     packed, wanted = pack_gpt_oss(gpt_oss_folder, PREFIX), layer_of_gpt_oss(x)
     experts, options, limit = packed, {"activations": fmt}, 0.01
@@ -144,7 +146,7 @@ def test_gpt_oss_in_the_kernels(gpt_oss_folder):
 @pytest.mark.usefixtures("poisoned_outputs", "two_ctas")
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 def test_gpt_oss_with_bf16(arch, gpt_oss_folder):
-    """Weights are exact, activations bf16: beside the model's own definition."""
+    """Weights are exact and activations bf16; compared with the model's own definition."""
     x, logits, router = tokens()
     arranged = arrange(pack_gpt_oss(gpt_oss_folder, PREFIX))
     with emulation(arch=arch):
@@ -154,7 +156,7 @@ def test_gpt_oss_with_bf16(arch, gpt_oss_folder):
 
 
 def test_the_experts_of_a_rank(gpt_oss_folder):
-    """Their bytes are those of the whole layer; they alone are read."""
+    """Their bytes are those of the whole layer; only they are read."""
     whole = pack_gpt_oss(gpt_oss_folder, PREFIX, granularity=8)
     part = pack_gpt_oss(gpt_oss_folder, PREFIX, expert_range=(1, 3), granularity=8)
     for mine, others in ((part.w13, whole.w13), (part.w2, whole.w2)):
@@ -192,7 +194,8 @@ def test_experts_with_tensors_of_their_own(scheme, names, projections, tmp_path)
 @pytest.mark.parametrize("unlike", [(0,), (2,), (1, 3)])
 @pytest.mark.parametrize("scheme", SCHEMES[:2])
 def test_gate_and_up_may_have_global_scales_of_their_own(scheme, unlike, tmp_path):
-    """Of the first expert, of a later one, of several: two for each expert then."""
+    """This is so in the first expert, in a later one, or in several: then each expert has two
+    scales."""
     tensors = experts_of(scheme, NAMES, USUAL, HIDDEN, INTERMEDIATE, unlike)
     write(tmp_path, tensors)
     packed = pack_experts(tmp_path, NAMES)
@@ -209,7 +212,7 @@ def test_gate_and_up_may_have_global_scales_of_their_own(scheme, unlike, tmp_pat
 
 
 def test_elements_in_the_dtype_of_float4(tmp_path):
-    """Which torch does not join."""
+    """torch does not concatenate this dtype."""
     tensors = experts_of("modelopt", NAMES, USUAL, HIDDEN, INTERMEDIATE)
     write(tmp_path, tensors)
     plain = pack_experts(tmp_path, NAMES)
@@ -223,7 +226,7 @@ def test_elements_in_the_dtype_of_float4(tmp_path):
 
 @pytest.mark.parametrize("scheme", SCHEMES[:2])
 def test_calibrated_scales_are_the_smallest_of_all(scheme, tmp_path):
-    """The largest activations are those of the first expert, whose factor is 1/8 and 1/16."""
+    """The largest activations are those of the first expert, whose factors are 1/8 and 1/16."""
     write(tmp_path, experts_of(scheme, NAMES, USUAL, HIDDEN, INTERMEDIATE))
     scales = activation_scales(tmp_path, NAMES)
     assert (scales.x.tolist(), scales.h.tolist()) == ([64.0], [128.0])
@@ -238,7 +241,7 @@ def test_progress_is_drawn(gpt_oss_folder, capsys):
 
 
 def changed(name: str, tensor: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    """gpt-oss with another tensor, or without it."""
+    """The tensors of gpt-oss with one replaced, or removed."""
     others = {key: t for key, t in GPT_OSS.items() if key != f"{PREFIX}.{name}"}
     return others if tensor is None else others | {f"{PREFIX}.{name}": tensor}
 

@@ -1,4 +1,4 @@
-"""Whole layers: sizes of models, experts of a rank, gate and up with scales of their own."""
+"""Whole layers: model sizes, experts of a rank, separate scales of gate and up."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from moe.reference import dequantise, layer, swizzle_scales, unswizzle_scales
 from moe.reference_routing import route
 from moe.warm import kernels_for
 
-# ---- A whole layer in the emulator, from router logits to the combined output, beside its
+# ---- A whole layer in the emulator, from router logits to the combined output, compared with its
 # definition
 #
-# The error against bfloat16 weights is that of quantising: the kernels add nothing to what the
-# reference with the same rounding has.
+# The error against bfloat16 weights is that of quantising: the kernels add nothing to the error of
+# the reference with the same rounding.
 
-QUANTISING = {"nvfp4": 0.26, "mxfp4": 0.3, "mxfp8": 0.08}  # of random numbers
+QUANTISING = {"nvfp4": 0.26, "mxfp4": 0.3, "mxfp8": 0.08}  # for random numbers
 IDLE = 1  # an expert that no token chooses
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs", "three_ctas")
 
 
 def compare(flags: str, *, idle: bool) -> None:
-    """The layer that the flags spell, beside bfloat16 weights; `-rP` shows both errors."""
+    """Compare the layer that the flags describe with bfloat16 weights; `-rP` shows both errors."""
     layer = layer_of(EXPLAIN["moe"].parser("").parse_args(shlex.split(flags)))
     x, w13, w2, logits = layer.tensors
     if idle:
@@ -59,29 +59,29 @@ def test_a_small_layer(flags):
     compare(f"--experts 5 --format {flags}", idle=False)
 
 
-# No worker has to do all of them.
+# Each case is a group of xdist, so that they run in parallel.
 @pytest.mark.parametrize(("model", "fmt"), [
     pytest.param(*case.split(), marks=pytest.mark.xdist_group(case))
     for case in ("gpt-oss-120b nvfp4", "deepseek-v4-pro nvfp4", "gpt-oss-120b mxfp4",
                  "gpt-oss-120b mxfp8")
 ])  # fmt: skip
 def test_decode_with_the_sizes_of_models(model, fmt):
-    """A few tokens: weights are the rows of the MMA. One expert has none."""
+    """A few tokens: weights are the rows of the MMA. One expert has no token."""
     compare(f"--model {model} --experts 3 --format {fmt}", idle=True)
 
 
 @pytest.mark.xdist_group("moe-prefill")
 def test_prefill_with_the_sizes_of_a_model():
-    """Tiles of pairs of CTAs, full ones and others, of two experts; the third one has no token."""
+    """Pairs of CTAs have full tiles and others, of two experts; the third one has no token."""
     flags = "--model gpt-oss-120b --experts 3 --tokens 130 --format nvfp4 --tile-rows 256"
     compare(flags, idle=True)
 
 
-# ---- Experts of a rank, and shared experts: what each rank adds, beside the whole layer
+# ---- Experts of a rank, and shared experts: the output of each rank, compared with the whole layer
 
 TOKENS, HIDDEN, INTERMEDIATE, EXPERTS = 7, 128, 64, 5
 SHARED = Router(2, "sigmoid", scale=2.5, shared=1)
-RANKS = ((0, 2), (2, 3), (3, 6))  # the last one has the shared expert, too
+RANKS = ((0, 2), (2, 3), (3, 6))  # the last one also has the shared expert
 
 
 torch.manual_seed(0)
@@ -101,7 +101,7 @@ def run(experts: PackedExperts, logits: torch.Tensor = LOGITS, **options) -> tor
 
 
 def apart(mine: torch.Tensor, other: torch.Tensor) -> float:
-    """Relative, in the norm."""
+    """Relative difference in the norm."""
     return ((mine.double() - other.double()).norm() / other.double().norm()).item()
 
 
@@ -120,17 +120,18 @@ def test_shared_experts_beside_the_reference():
     ("mxfp8", Scales()), ("nvfp4", Scales()), ("nvfp4", Scales("token", "tensor")),
 ], ids=["mxfp8", "nvfp4", "nvfp4-tensor"])  # fmt: skip
 def test_the_sum_over_ranks_is_the_layer(fmt, scales):
-    """Where scales do not depend on the rank, but for the rounding of each rank's output."""
+    """The only difference is the rounding of each rank's output, if scales do not depend on the
+    rank."""
     whole = run(packed(fmt), scales=scales)
     parts = [run(packed(fmt, *rank), expert_range=rank, scales=scales) for rank in RANKS]
     total = sum(part.double() for part in parts)
-    # A scale of the tensor h is found from the rows of a rank, which then are quantised otherwise.
+    # A scale of the tensor h depends on the rows of the rank, which are then quantised differently.
     assert apart(total, whole) < (0.2 if scales.h == "tensor" else 8e-3)
     assert all(part.any() for part in parts)
 
 
 def test_every_rank_beside_the_reference():
-    """What is elsewhere has no weight."""
+    """Experts of other ranks have no weight."""
     ids, weights = route(LOGITS, **vars(SHARED))
     for first, end in RANKS:
         is_here = (ids >= first) & (ids < end)
@@ -152,7 +153,7 @@ OF_TWO[:, 2:] -= 50.0  # only the experts 0 and 1 are chosen
     ("nvfp4", Scales(h_amax=torch.zeros(1))),
 ], ids=["mxfp8", "nvfp4-tensor", "nvfp4"])  # fmt: skip
 def test_all_tokens_are_foreign(fmt, scales):
-    """Zeros, whatever the rows of nobody hold; the largest |h| is that of nothing."""
+    """Results are zeros, whatever unused rows hold; the largest |h| is 0."""
     y = run(packed(fmt, 2, 4), OF_TWO, router=TWO_OF_ALL, scales=scales, expert_range=(2, 4))
     assert not y.any()
     if scales.h_amax is not None:
@@ -161,7 +162,7 @@ def test_all_tokens_are_foreign(fmt, scales):
 
 @pytest.mark.parametrize("fmt", ["mxfp8", "nvfp4"])
 def test_no_token_is_foreign(fmt):
-    """The bits of the whole layer, also where scales are found."""
+    """Bits are those of the whole layer, also if scales are computed."""
     whole = run(packed(fmt, 0, 5), OF_TWO, router=TWO_OF_ALL)
     assert torch.equal(
         run(packed(fmt, 0, 2), OF_TWO, router=TWO_OF_ALL, expert_range=(0, 2)), whole
@@ -172,7 +173,7 @@ def test_no_token_is_foreign(fmt):
 
 
 def test_one_expert_of_the_layer():
-    """A token has at most one row: there is room for no more."""
+    """A token has at most one row, and there is room for no more."""
     whole = run(packed("mxfp8", 0, 5), OF_TWO, router=TWO_OF_ALL)
     parts = [
         run(packed("mxfp8", e, e + 1), OF_TWO, router=TWO_OF_ALL, expert_range=(e, e + 1)).double()
@@ -197,13 +198,13 @@ def test_a_warm_up_knows_the_kernels_of_a_rank():
     assert partial == {"PermutationConfig", "QuantiseConfig", "CombineConfig"}
 
 
-# ---- Gate and up of an expert with a global scale each, in every way that a tile is emptied
+# ---- Gate and up of an expert with separate global scales, in every epilogue
 
 COUNTS, FORM = (5, 0, 37, 2), (1.702, 1.0, 7.0)
 PLAIN = Case(COUNTS, 128, 64, "nvfp4", form=FORM, pairs=True)
 CASES = [
-    replace(PLAIN, tile_rows=64),  # weights are the rows of the MMA: a factor of each thread
-    replace(PLAIN, tile_rows=64, per_token=True, bias=True),  # and of each row
+    replace(PLAIN, tile_rows=64),  # weights are the rows of the MMA: one factor per thread
+    replace(PLAIN, tile_rows=64, per_token=True, bias=True),  # and one per row
     replace(PLAIN, tile_rows=128),
     replace(PLAIN, tile_rows=128, bias=True, out="nvfp4", per_token=True),
     replace(PLAIN, tile_rows=128, granularity=8, carry=True, amax=True),
@@ -218,7 +219,7 @@ MIXED = [
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_product(case):
-    """Beside the definition in fp64."""
+    """Compared with the definition in fp64."""
     result, _ = cases.run(case)
     report = cases.judge(case, result)
     assert report.ok, str(report)
@@ -256,7 +257,7 @@ def test_twice_the_scale_and_half_the_scale_factors_are_the_same_bits(case):
 
 
 def layer_with_pairs() -> PackedExperts:
-    """Three experts."""
+    """A layer of three experts."""
     generator = torch.Generator().manual_seed(0)
     w13 = torch.randn(3, 256, 128, generator=generator) / 8
     packed = pack(w13, torch.randn(3, 128, 128, generator=generator) / 8, granularity=8)
@@ -266,7 +267,7 @@ def layer_with_pairs() -> PackedExperts:
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 def test_a_layer_of_arranged_experts(arch):
-    """Beside the definition, with what it unpacks to."""
+    """Compared with the definition on its unpacked weights."""
     packed, form = layer_with_pairs(), SwiGLU(*FORM)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(5, 128, generator=generator).bfloat16()
@@ -278,7 +279,7 @@ def test_a_layer_of_arranged_experts(arch):
 
 
 def test_experts_know_how_gate_and_up_alternate(no_compile):
-    """Also those that were made of tensors alone, such as a file's."""
+    """This includes experts made from tensors alone, such as a file's."""
     packed = layer_with_pairs()
     assert packed.w13.granularity == 8
     with pytest.raises(ValueError, match="granularity of their rows is unknown"):

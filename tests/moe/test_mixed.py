@@ -1,4 +1,4 @@
-"""The grouped GEMM of weights in four bits and rows in bf16, in the emulator."""
+"""The grouped GEMM of 4-bit weights and bf16 rows, in the emulator."""
 
 from __future__ import annotations
 
@@ -38,20 +38,21 @@ from tests.moe.mixed_space import (
     random_case,
 )
 
-# ---- The grouped GEMM with weights of four bits beside bf16, on Hopper and Blackwell, in the
-# emulator: values under the checker, bits under every schedule and with every tile, and the two
-# ways in which it once stood still
+# ---- The grouped GEMM of 4-bit weights and bf16 rows, on Hopper and Blackwell, in the emulator:
+# values under the checker, bits under every schedule and with every tile, and the two deadlocks
+# that it once had
 
 pytestmark = pytest.mark.usefixtures("two_ctas")
 
 GROUPS = 4
 SEEDS = 100  # of the sweep
-# Rows that no tile divides, and more of them than the largest has.
+# Rows that no tile divides, and more of them than the largest tile has.
 MANY_TILES = replace(FIRST, counts=(33, 0, 257, 1), k=96, slots=0)
 
 
 def in_groups(given: Iterable) -> list:
-    """Kernels of a matrix are hardly shared, so that workers may share the cases."""
+    """Parameters in groups of xdist: cases hardly share kernels, so they can be split between
+    workers."""
     marks = [pytest.mark.xdist_group(f"moe-mixed-{number}") for number in range(GROUPS)]
     return [pytest.param(each, marks=marks[i % GROUPS]) for i, each in enumerate(given)]
 
@@ -66,12 +67,12 @@ def check(case: Case, options: Options = CHECKED) -> torch.Tensor:
 
 @functools.cache
 def expected(case: Case) -> torch.Tensor:
-    """What the kernel gives under a friendly schedule."""
+    """Result of the kernel under a friendly schedule."""
     return cases.run(case, Options(limit=PATIENCE))
 
 
 def same_bits(case: Case, other: Case, options: Options = CHECKED) -> bool:
-    """Rows that nobody has are NaN in both."""
+    """Compare with the expected bits; unused rows are NaN in both."""
     result = cases.run(other, options)
     return torch.equal(expected(case).view(torch.int16), result.view(torch.int16))
 
@@ -100,7 +101,7 @@ def test_matrix_on_blackwell(case):
 @BOTH
 @pytest.mark.parametrize("seed", range(SEEDS), ids="seed-{}".format)
 def test_any(seed, arch):
-    """A problem of the whole space at random, in two orders of events."""
+    """A random problem of the whole space, in two orders of events."""
     case = random_case(seed, arch)
     check(case)
     late = Options("adversarial" if seed % 4 == 0 else "random", seed, limit=PATIENCE)
@@ -128,7 +129,7 @@ def test_any_number_of_ctas_gives_the_same_bits(ctas, case, monkeypatch):
     ids=lambda tile: tile if isinstance(tile, str) else "x".join(map(str, tile.values())),
 )
 def test_every_tile_gives_the_same_bits(arch, tile):
-    """K is added up in the same order, and the same is done with every sum."""
+    """K is added up in the same order, and sums are processed alike."""
     other = replace(MANY_TILES, **tile, arch=arch)
     assert same_bits(MANY_TILES, other, Options(limit=PATIENCE))
 
@@ -136,7 +137,7 @@ def test_every_tile_gives_the_same_bits(arch, tile):
 @BOTH
 @pytest.mark.parametrize("changes", [{"pdl": True}, {"slots": 0}, {"tile_rows": None}], ids=str)
 def test_other_ways_to_the_same_bits(changes, arch):
-    """A dependent launch, and tiles that are chosen; rows by TMA are those that are gathered."""
+    """A dependent launch, and chosen tiles; rows fetched by TMA are those that are gathered."""
     case = FIRST if arch == "sm_90a" else THIRD
     if "slots" not in changes:
         assert same_bits(case, replace(case, **changes, teams=None, parts=None))
@@ -165,7 +166,7 @@ def test_nan_and_infinities_of_a_token_stay_in_its_row(case):
 
 
 def test_rows_of_two_products_meet_in_no_row():
-    """Experts without rows, whatever the weights of others are, change nothing."""
+    """Experts without rows change nothing, whatever the weights of others are."""
     case = replace(FIRST, counts=(3, 0, 2), room=0)
     grown = replace(case, counts=(0, 3, 0, 0, 2, 0))
     inputs, others = case.inputs(), grown.inputs()
@@ -178,7 +179,7 @@ def test_rows_of_two_products_meet_in_no_row():
     assert torch.equal(cases.run(grown, **given), expected(case))
 
 
-# -- where nobody went on -------------------------------------------------------------------------
+# -- former deadlocks -----------------------------------------------------------------------------
 
 GATHERED = replace(
     FIRST, k=1472, columns=8, tile_rows=128, teams=3, parts=1, room=0, form=None
@@ -194,7 +195,7 @@ def stands_still(case: Case) -> bool:
 
 
 def test_who_computes_frees_a_stage_when_it_has_the_next_one(monkeypatch):
-    """So two stages of the ring are never in flight."""
+    """Therefore two stages of the ring are never in flight."""
     plan = cases.plan_of(GATHERED)
     assert plan.stages < 23 / 2
     assert plan.ahead == plan.stages - plan.lag - 1
@@ -207,7 +208,7 @@ def test_who_computes_frees_a_stage_when_it_has_the_next_one(monkeypatch):
 
 @pytest.mark.parametrize("like", [FIRST, THIRD], ids=["first", "third"])
 def test_tiles_of_one_step_are_told_before_others_begin(like, changed, monkeypatch):
-    """The queue has two tiles: there are never more than three steps of theirs in flight."""
+    """The queue has two tiles, so at most three of their steps are in flight."""
     case = replace(like, counts=(9,) * 8, k=96)
     assert not stands_still(case)
     both = "(going == 0) | (steps * TILE_STAGES < plan.ahead)"
@@ -220,14 +221,16 @@ def test_tiles_of_one_step_are_told_before_others_begin(like, changed, monkeypat
     "tile", TILES_OF["sm_100a"], ids=lambda tile: "x".join(map(str, tile.values()))
 )
 def test_groups_in_turn_meet_the_same_stages(tile):
-    """On Blackwell; of each ring. A group that has not waited for a phase takes it for the next."""
+    """This holds on Blackwell, for each ring: a group that has not waited for a phase would take it
+    for the next."""
     for fmt, slots in itertools.product(("nvfp4", "mxfp4"), (0, 2)):
         plan = cases.plan_of(replace(THIRD, **tile, fmt=fmt, slots=slots))
         assert plan.stages % plan.turns == plan.a_stages % plan.turns == 0 < plan.stages
 
 
 def test_an_odd_number_of_stages(monkeypatch):
-    """Would fit; weights of an early stage come later than those of the next one."""
+    """An odd number would fit, but weights of an early stage would come later than those of the
+    next."""
     monkeypatch.setattr("moe.mixed.sm100.plan.MAX_STAGES", 3)
     monkeypatch.setattr(kernel_compile, "_compiled", {})
     monkeypatch.setenv(store.VARIABLE, "off")
@@ -236,8 +239,8 @@ def test_an_odd_number_of_stages(monkeypatch):
         assert same_bits(case, case, Options("adversarial", seed, limit=PATIENCE))
 
 
-# ---- Two launches of a product, one for experts whose rows are a tile and one for the others:
-# the same bits as of one launch, whoever has how many rows, under the checker
+# ---- Two launches of a product, one for experts whose rows fit a tile and one for the others: they
+# give the bits of one launch, for any rows, under the checker
 
 SIZES = 8, 16
 COUNTS = {
@@ -251,7 +254,7 @@ LATE = Options("adversarial", 1, check=True, limit=PATIENCE)
 
 
 def two_launches():
-    """Whatever the sizes."""
+    """Choose two launches for any sizes."""
     return mock.patch("moe.mixed.launch.choose_tile_rows", return_value=SIZES)
 
 
@@ -270,7 +273,8 @@ def test_the_bits_of_one_launch(form, counts, options):
 
 
 def test_who_waits_for_the_second_launch_has_waited_for_the_first():
-    """Of both products in turn. Nothing stands in front of the first launch or behind the last."""
+    """Mutants remove the wait of either launch of both products. The first launch waits for
+    nothing, and nothing waits for the last."""
     subject = SUBJECTS["moe mixed beside each other"]
     waits = [each for each in subject.mutants() if each[1].kind.name == "remove dependency wait"]
     judge = subject.judge({"checked": {"check": True}})
@@ -279,7 +283,7 @@ def test_who_waits_for_the_second_launch_has_waited_for_the_first():
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 def test_the_first_tile_holds_the_average(arch):
-    """Or it is one of the largest."""
+    """Otherwise it is one of the largest tiles."""
     for x in ("bf16", "e4m3") if arch == "sm_90a" else ("bf16",):
         chosen = [choose_tile_rows(rows, 8, arch, x) for rows in range(1, 8 * 600)]
         for rows, tiles in enumerate(chosen, 1):

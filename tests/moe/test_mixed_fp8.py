@@ -1,4 +1,4 @@
-"""Layers on Hopper whose activations are multiplied in e4m3, in the emulator under the checker."""
+"""Layers on Hopper that multiply activations in e4m3, in the emulator under the checker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
 @pytest.fixture(autouse=True)
 def _two_ctas(monkeypatch):
-    """Each takes several tiles, and the ring goes round."""
+    """Two CTAs: each has several tiles, and the ring wraps."""
     monkeypatch.setattr("moe.mixed.launch.sms_of", lambda device: 2)
 
 
@@ -52,7 +52,7 @@ def test_a_layer_beside_torch_that_rounds_alike(h_scale):
     given = {"biases": unpack_biases(packed), **vars(FORM)}
     rounding = {"fmt": "e4m3", "h_scale": torch.tensor([h_scale])}
     wanted = reference.layer(x, *unpack(packed), routed, **given, **rounding).double()
-    # A code of h that is between two may be the other one; what bf16 and sums lose is less.
+    # A code of h near a tie may round either way; the error of bf16 and sums is smaller.
     assert (results[0].double() - wanted).norm() < 0.01 * wanted.norm()
     exact = reference.layer(x, *unpack(packed), routed, **given)
     assert 0.01 < (results[0].double() - exact).norm() / exact.norm() < 0.05
@@ -60,8 +60,8 @@ def test_a_layer_beside_torch_that_rounds_alike(h_scale):
 
 @pytest.mark.parametrize("below", [0, MOST_BELOW - 2, MOST_BELOW + 2])
 def test_weights_are_exact_to_2_to_the_11(below):
-    """x selects single columns of K, so that the output is the weights; scale factors of a row
-    differ by 2 beside what is asked."""
+    """x selects single columns of K, so that the output is the weights. Scale factors of a row also
+    differ by 2."""
     generator = torch.Generator().manual_seed(0)
     w2 = torch.randn(1, 64, 96, generator=generator).bfloat16().float()
     w2[..., 32:64] *= 2.0**-below

@@ -1,5 +1,5 @@
-"""Weights of four bits as Hopper multiplies them: read back by a decoder that knows the layout from
-its description alone, thread by thread as `sm90/dequantise.py` does it, in fp64.
+"""4-bit weights as Hopper multiplies them: decoded by an independent decoder of the layout's
+description, thread by thread like `sm90/dequantise.py`, in fp64.
 
 Nothing compiles.
 """
@@ -17,24 +17,24 @@ from moe.quantized import Quantized, of_bytes
 
 BF16 = 16
 SIGNIFICANT = 0x81C081C0  # of a pair of bf16: sign, two bits of exponent, one of mantissa
-OWN = 0x60306030  # bits of the last pair that stand in the first of two words
+OWN = 0x60306030  # bits of the last pair that are in the first of two words
 LEAST = 2.0**-133  # of bf16
-LARGEST_UE8M0 = 128  # of an expert's codes: of larger ones all are made smaller
+LARGEST_UE8M0 = 128  # largest code of an expert; if codes exceed it, all of them are lowered
 
 
 def numbers(bits: torch.Tensor) -> torch.Tensor:
-    """fp64 of the bits of bf16."""
+    """Decode bits of bf16 to fp64."""
     wrapped = torch.where(bits >= 1 << 15, bits - (1 << 16), bits)
     return wrapped.short().view(torch.bfloat16).double()
 
 
 def left(word: torch.Tensor, turn: int) -> torch.Tensor:
-    """int64 [..] of 32 bits, turned."""
+    """Rotate 32 bits left, int64 [..]."""
     return (word << turn | word >> 32 - turn) & 0xFFFFFFFF if turn else word
 
 
 def pairs_of(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """fp64 [.., word, pair, element] of two neighbouring words of a thread, as they are."""
+    """Decode two neighbouring words of a thread, fp64 [.., word, pair, element]."""
     joined = first & OWN | left(second, 30) & ~OWN
     found = []
     for word, last in ((first, 26), (second, 4)):
@@ -45,13 +45,14 @@ def pairs_of(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 
 def factors_of(scales: torch.Tensor, fmt: str) -> torch.Tensor:
-    """fp64 of bytes, which become bf16 by a shift or by a product and a sum."""
+    """Decode bytes of scale factors to fp64; they become bf16 by a shift, or by a product and a
+    sum."""
     codes = scales.long()
     return numbers(codes << 7 if format_of(fmt).scale == "ue8m0" else codes * 16 + (235 << 7))
 
 
 def values(w: Fragments) -> tuple[torch.Tensor, torch.Tensor]:
-    """fp64 [E, rows, K] of what is stored, and how far products are from numbers of bf16."""
+    """Return the stored values, fp64 [E, rows, K], and the error of rounding products to bf16."""
     block = format_of(w.fmt).block
     tall, deep, blocks = -(-w.rows // 64), -(-w.k // 64), 64 // block
     units = w.data.view(w.experts, tall, deep, 2048 + 64 * blocks)
@@ -79,7 +80,7 @@ def values(w: Fragments) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def random_weight(fmt: str, codes: torch.Tensor, decode: torch.Tensor | None = None) -> Quantized:
-    """Every element with every one of the scale factors `codes` [E, rows, blocks]."""
+    """A random weight with the scale factors `codes` [E, rows, blocks]."""
     generator, block = torch.Generator().manual_seed(len(codes)), format_of(fmt).block
     shape = *codes.shape[:2], codes.shape[2] * block // 2
     data = torch.randint(256, shape, generator=generator, dtype=torch.uint8)
@@ -107,7 +108,7 @@ def test_every_place_of_a_matrix(fmt, k, rows):
 
 
 def test_every_code_of_e4m3():
-    """Subnormals, too; whatever a scale factor of zero multiplies is zero."""
+    """Subnormals are included; products with a scale factor of zero are zero."""
     codes = torch.arange(127).repeat(2, 16, 1)[..., :124]  # whole steps of K
     codes[:, 1::2] = torch.arange(126, 2, -1)
     w = random_weight("nvfp4", codes, torch.tensor([1.0, 1.5e-7]))
@@ -120,7 +121,7 @@ def test_every_code_of_e4m3():
 
 
 def test_every_code_of_ue8m0():
-    """Up to 2, the largest that needs no factor, every one is exact."""
+    """Up to 2, the largest scale without a factor, every code is exact."""
     codes = torch.arange(LARGEST_UE8M0 + 1)[:128].repeat(1, 4, 1)
     codes[:, 1] = LARGEST_UE8M0 - codes[:, 1]
     w = random_weight("mxfp4", codes)
@@ -133,8 +134,8 @@ def test_every_code_of_ue8m0():
 
 @pytest.mark.parametrize("largest", [129, 140, 200, 254])
 def test_huge_codes_of_ue8m0(largest):
-    """All of an expert are as much smaller, its factor makes up for it: what is exact then lies at
-    least 2^-133 of that above zero. Other experts are as they were."""
+    """All codes of an expert are lowered equally, and its factor compensates: values of at least
+    2^-133 times the factor are exact. Other experts are unchanged."""
     codes = torch.arange(255)[-128:].clamp(max=largest).repeat(2, 4, 1)
     codes[:, 1] = torch.arange(128).clamp(max=largest)
     codes[1] = 120
@@ -176,7 +177,7 @@ def test_a_layer_is_the_same_however_it_was_packed(fmt, granularity):
 
 
 def test_a_checkpoint_is_arranged_as_it_is():
-    """Codes that somebody else chose, gate and up in turn."""
+    """Codes are given, with gate and up interleaved."""
     w13 = random_codes(2, 64, 32), random_codes(2, 64, 2, low=100, high=130)
     w2 = random_codes(2, 64, 16), random_codes(2, 64, 1, low=100, high=130)
     both = (CheckpointWeight(data, scales) for data, scales in (w13, w2))
@@ -198,7 +199,7 @@ def test_what_cannot_be_arranged():
 
 
 def test_elements_are_those_of_the_format():
-    """The decoder's own: bits of a code to 2^-126 of its value."""
+    """The decoder itself maps a code's bits to 2^-126 of its value."""
     code = torch.arange(16)
     bits = (code & 7) << 6 | code >> 3 << 15
     table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)

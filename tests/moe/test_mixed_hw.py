@@ -1,5 +1,6 @@
-"""Experts with weights of four bits on a Hopper GPU itself: the problems of the emulator's tests,
-and random ones, natively; each twice and in a CUDA graph with equal bits, and beside fp64.
+"""Experts with 4-bit weights on a Hopper GPU itself: the problems of the emulator's tests, and
+random ones, natively; each runs twice and in a CUDA graph with equal bits, and is compared with
+fp64.
 
 `python -m pytest --hw -m hw tests/moe/test_mixed_hw.py` on compute capability 9.0.
 """
@@ -23,7 +24,7 @@ from tests.moe.mixed_space import CTAS, FIRST, MATRIX, QUICK, TILES
 pytestmark = [pytest.mark.hw, pytest.mark.xdist_group("moe-mixed-hw")]
 
 HERE = Place("cuda", "sm_90a", "the tests' own wish")
-# Of several warps of experts, some without rows, with rows that no tile divides.
+# Experts for several warps, some without rows, with rows that no tile divides.
 GPT_OSS = replace(FIRST, k=2880, columns=2880, counts=(0, 3, 64, 1, 130, 17, 0, 9) * 5, slots=4)
 LAYERS = (
     Layer(7),
@@ -38,7 +39,7 @@ LAYERS = (
 
 @pytest.fixture(autouse=True)
 def hopper():
-    """A skip elsewhere."""
+    """Skip on other GPUs."""
     if reason := why_not_here(("sm_90a",)):
         pytest.skip(reason)
 
@@ -81,19 +82,20 @@ def test_a_layer(layer):
 
 
 def test_what_is_captured_follows_its_tensors():
-    """Rows of other experts, and other tokens."""
+    """Replays have rows of other experts, and other tokens."""
     trial = Trial(GPT_OSS, HERE)
     before = trial.first
     assert replays(trial)
     assert not torch.equal(before[0], trial.first[0])
 
 
-# One CTA a tile: how many share it depends on the number of experts, and with it the sums' order.
+# One CTA per tile: the number of CTAs that share one depends on the number of experts, and
+# determines the order of sums.
 FEW = Case((9,), 4096, 2048, form=None, split=1)
 
 
 def test_weights_behind_two_gigabytes():
-    """Bytes that 32 bits do not count: the last of many experts has all rows."""
+    """Offsets exceed 32 bits: the last of many experts has all rows."""
     inputs, experts = FEW.inputs("cuda"), 560
     data = torch.zeros(experts, inputs.w.data.shape[1], dtype=torch.uint8, device="cuda")
     factor, offsets = torch.ones(experts, device="cuda"), torch.zeros(experts + 1, device="cuda")
@@ -105,7 +107,7 @@ def test_weights_behind_two_gigabytes():
 
 
 def test_tokens_behind_two_gigabytes():
-    """Elements of x: the last tokens have all rows."""
+    """The number of elements of x exceeds 2^31: the last tokens have all rows."""
     inputs, tokens = FEW.inputs("cuda"), 530_000
     x = torch.zeros(tokens, FEW.k, dtype=torch.bfloat16, device="cuda")
     x[-FEW.rows :] = inputs.x
@@ -115,7 +117,7 @@ def test_tokens_behind_two_gigabytes():
 
 
 def test_outputs_behind_two_gigabytes():
-    """Elements of the result, and rows that TMA fetches."""
+    """This concerns elements of the result, and rows that TMA fetches."""
     case = Case((9,), 64, 2048, form=None)
     inputs, rows = case.inputs("cuda"), 1_100_000
     x = torch.zeros(rows, case.k, dtype=torch.bfloat16, device="cuda")

@@ -1,6 +1,7 @@
-"""Whole layers of arranged experts in the emulator: five launches, beside the definition in fp64.
+"""Whole layers of arranged experts in the emulator: five launches, compared with the definition in
+fp64.
 
-What they add to the weights' own error is bf16: of h, of the rows of the second product and of y.
+Beyond the weights' own error they add that of bf16: for h, the rows of the second product and y.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ TOKENS, HIDDEN, INTERMEDIATE, EXPERTS = 7, 160, 96, 5
 GPT_OSS = SwiGLU(1.702, 1.0, 7.0)
 PLAIN = Router(2)
 SHARED = Router(2, "sigmoid", scale=2.5, shared=1)
-RANKS = ((0, 2), (2, 3), (3, 6))  # the last one has the shared expert, too
+RANKS = ((0, 2), (2, 3), (3, 6))  # the last one also has the shared expert
 ROUNDING = 4e-3  # of bf16, three times
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs", "two_ctas")
@@ -71,7 +72,7 @@ def packed(fmt: str = "mxfp4", first: int = 0, end: int = EXPERTS) -> PackedExpe
 
 
 def steps(ids: torch.Tensor, weights: torch.Tensor, arch: str) -> torch.Tensor:
-    """A layer as an engine that routes by itself calls it."""
+    """Call a layer step by step, like an engine with its own routing."""
     where, experts = {"arch": arch}, arrange(packed())
     with checked():
         order = permutation(ids, EXPERTS, **where)
@@ -85,7 +86,7 @@ def steps(ids: torch.Tensor, weights: torch.Tensor, arch: str) -> torch.Tensor:
 
 @BOTH
 def test_an_id_of_minus_one_is_no_expert(arch):
-    """It adds nothing, whatever its weight; other tokens keep their bits."""
+    """Such an id adds nothing, whatever its weight; other tokens keep their bits."""
     ids, weights = route(LOGITS, 2)
     whole = steps(ids, weights, arch)
     padded, shares = ids.clone(), weights.clone()
@@ -117,7 +118,7 @@ def definition(experts: PackedExperts, routed: tuple, **form) -> torch.Tensor:
 
 
 def apart(mine: torch.Tensor, other: torch.Tensor) -> float:
-    """Relative, in the norm."""
+    """Relative difference in the norm."""
     return ((mine.double() - other.double()).norm() / other.double().norm()).item()
 
 
@@ -132,7 +133,7 @@ def test_the_form_of_gpt_oss_beside_the_reference(fmt, arch):
 
 
 def launches_of(tokens: int) -> list[str]:
-    """Names of kernels of a layer on Hopper."""
+    """Names of the kernels of a layer on Hopper."""
     seen = []
     with watching(lambda prepared, _: seen.append(prepared)), checked(CHECKED):
         x, logits = (
@@ -144,14 +145,14 @@ def launches_of(tokens: int) -> list[str]:
 
 
 def test_five_launches():
-    """As long as no expert has more rows than a tile; then rows are put in order before, and both
-    products have two launches."""
+    """There are five while no expert has more rows than a tile. Above, rows are sorted first, and
+    both products have two launches."""
     assert len(launches_of(8)) == 5
     assert len(launches_of(9)) == 5 + 3
 
 
 def test_the_host_never_waits_nor_computes(launches):
-    """Of a rank, too: how many rows it has stands on the GPU alone."""
+    """This includes a rank, whose number of rows is known only on the GPU."""
     there = partial(torch.empty_like, device="cuda")
     for rank in ({}, {"first_expert": 1, "end_expert": 6}):
         logits = torch.empty(700, EXPERTS + 3 * bool(rank))
@@ -178,7 +179,7 @@ def test_an_adversarial_schedule_gives_the_same_bits(seed, arch):
 @BOTH
 @pytest.mark.parametrize("tile_rows", [16, 64])
 def test_every_tile_gives_the_same_bits(tile_rows, arch):
-    """On Blackwell those of Hopper."""
+    """Blackwell has the bits of Hopper."""
     experts = arrange(packed())
     assert torch.equal(run(experts, tile_rows=tile_rows, arch=arch), run(experts))
 
@@ -194,7 +195,7 @@ def test_shared_experts_beside_the_reference():
 
 @BOTH
 def test_every_rank_beside_the_reference(arch):
-    """What is elsewhere has no weight; the sum over ranks is the layer."""
+    """Experts of other ranks have no weight; the sum over ranks is the layer."""
     whole = packed(end=EXPERTS + 1)
     ids, weights = route(LOGITS, **vars(SHARED))
     total = torch.zeros(TOKENS, HIDDEN, dtype=torch.float64)
@@ -210,19 +211,19 @@ def test_every_rank_beside_the_reference(arch):
 
 
 def test_all_tokens_are_foreign():
-    """Zeros, whatever the rows of nobody hold."""
+    """Results are zeros, whatever unused rows hold."""
     y = run(arrange(packed(first=2, end=4)), OF_TWO, expert_range=(2, 4))
     assert torch.equal(y, torch.zeros_like(y))
 
 
 def test_no_token_is_foreign():
-    """The bits of the whole layer."""
+    """Bits are those of the whole layer."""
     whole = run(arrange(packed()), OF_TWO)
     assert torch.equal(run(arrange(packed(end=2)), OF_TWO, expert_range=(0, 2)), whole)
 
 
 def test_all_tokens_choose_one_expert():
-    """More rows than a tile has, and no others."""
+    """The chosen expert has more rows than a tile, and no other has any."""
     logits = LOGITS.clone()
     logits[:, 3] += 100.0
     experts, router = packed(), Router(1)
@@ -231,7 +232,7 @@ def test_all_tokens_choose_one_expert():
 
 
 def test_a_module_gives_its_experts():
-    """Loaded from a state dict, moved, and arranged: the same bits."""
+    """Loaded from a state dict, moved, and arranged, it gives the same bits."""
     experts = packed()
     module = ExpertWeights.empty(
         (EXPERTS, HIDDEN, INTERMEDIATE), experts.fmt, granularity=experts.granularity, biases=True

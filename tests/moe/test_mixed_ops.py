@@ -1,5 +1,6 @@
-"""`mixed_gemm` as torch sees it: operator, fake, compiled code; and what it refuses, by value and
-limit, before anything is compiled."""
+"""`mixed_gemm` as torch sees it: operator, fake, compiled code; and refusals, naming value and
+limit, before anything is compiled.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def given(case: Case, **changes: Any) -> dict[str, Any]:
 
 
 def flat(case: Case, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the operator gets of a call."""
+    """Return the operator's arguments for a call."""
     seen = []
     monkeypatch.setattr("moe.mixed.api.MIXED_GEMM", seen.append)
     mixed_gemm(**given(case))
@@ -55,7 +56,7 @@ def test_opcheck(case, monkeypatch):
 
 @CASES
 def test_the_operator_gets_the_whole_call(case, monkeypatch):
-    """Without an activation it is none, though every number of one has a default."""
+    """A call without an activation passes None, although every number of one has a default."""
     found = MIXED_GEMM.schema.build(flat(case, monkeypatch))
     wanted = given(case)
     assert (found.activation is None) == (case.form is None)
@@ -72,7 +73,7 @@ def test_the_operator_gets_the_whole_call(case, monkeypatch):
 
 @CASES
 def test_fake_tensors_know_what_the_product_will_return(case, monkeypatch):
-    """Beside the result of a call that does all but to compile and launch."""
+    """Compared with a call that does everything except compiling and launching."""
     arguments = flat(case, monkeypatch)
     monkeypatch.setattr(moe.mixed.launch, "compile_once", lambda *_: None)
     monkeypatch.setattr(moe.mixed.launch, "launch", lambda *_: None)
@@ -166,14 +167,14 @@ def test_refused(case, error, words, changes):
 @pytest.mark.usefixtures("no_compile")
 @pytest.mark.parametrize("most", [None, 0])
 def test_no_rows_no_launch(most):
-    """Zero is what a layer without tokens says."""
+    """A layer without tokens passes zero."""
     nobody = {"x": X[:0], "offsets": ints(0, 0, 0, 0), "most_rows": most}
     assert mixed_gemm(**given(PLAIN, **nobody)).shape == (0, 40)
 
 
 @pytest.mark.parametrize("most", [9, 1 << 20])
 def test_the_most_rows_that_an_expert_has(most):
-    """The limit, and any more."""
+    """The bound may be exact, or larger."""
     with checked():
         result = call(PLAIN, PLAIN.inputs(), most_rows=most)
         assert torch.equal(result, call(PLAIN, PLAIN.inputs()))
@@ -181,7 +182,7 @@ def test_the_most_rows_that_an_expert_has(most):
 
 @pytest.mark.usefixtures("no_compile")
 def test_rows_in_e4m3_are_refused_on_blackwell():
-    """By name of what is there instead, also of experts that are arranged for them."""
+    """The error names the alternative, also for experts that are arranged for such rows."""
     inputs = PLAIN.inputs()
     w = fragments(inputs.quantised, x="e4m3")
     words = "x 'e4m3' on sm_100a: .* packed experts in mxfp4, .* activations='mxfp8'"
@@ -205,5 +206,5 @@ def test_every_tile_has_a_plan(arch):
 
 
 def test_the_queue_is_that_of_the_scheduler():
-    """Which walks for Blackwell, too."""
+    """The scheduler serves Blackwell, too."""
     assert TILE_STAGES == blackwell.TILE_STAGES

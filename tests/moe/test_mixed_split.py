@@ -1,5 +1,6 @@
 """CTAs that share a tile of Hopper's grouped GEMM along K, in the emulator under its checker:
-values, bits whoever comes first, what is chosen and refused, and each wait taken out."""
+values, bits for every order of arrival, choices and refusals, and the removal of each wait.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from ptxemu import Options, PtxEmuError
 from tests.moe.mixed_space import FIRST
 
 CTAS = 4  # two clusters of two, or one of four: each has several tiles
-# A short ring, eleven units of K: more steps than stages in every share but the last.
+# A short ring, eleven units of K: all shares except the last have more steps than stages.
 PLAIN = Case(
     (9, 0, 17), 704, 136, form=None, bias=True, room=3, tile_rows=8, teams=3, parts=1, split=2
 )  # fmt: skip
@@ -54,7 +55,7 @@ def expected(case: Case) -> torch.Tensor:
 
 @pytest.mark.parametrize("case", [PLAIN, GATHERED, ONE_UNIT], ids=["plain", "gathered", "one unit"])
 def test_values_and_bits(case):
-    """Under the checker, also where everything comes as late as it may."""
+    """Under the checker, also if every event is as late as possible."""
     assert torch.equal(expected(case), result_of(case, LATE))
 
 
@@ -62,7 +63,7 @@ def test_values_and_bits(case):
     {"tile_rows": 16, "teams": 2}, {"tile_rows": 64, "teams": 1}, {"teams": 3, "parts": 2}
 ])  # fmt: skip
 def test_every_tile_gives_the_bits_of_its_split(tile):
-    """Shares are of pairs of units, whatever a stage has; they are added in the order of CTAs."""
+    """Shares are whole pairs of units, for any stage size; they are added in the order of CTAs."""
     four = replace(PLAIN, split=4)
     assert torch.equal(expected(four), result_of(replace(four, **tile)))
 
@@ -75,7 +76,7 @@ def test_any_number_of_clusters_gives_the_same_bits():
 
 
 def test_a_share_is_no_other_ones():
-    """K that has one column at the border of two shares: each product is there once."""
+    """x selects single columns of K at the borders of shares: each product occurs exactly once."""
     inputs = PLAIN.inputs()
     x = torch.zeros_like(inputs.x)
     x[:, [0, 255, 256, 383, 384, 703]] = 1.0
@@ -86,7 +87,7 @@ def test_a_share_is_no_other_ones():
 
 
 def test_in_e4m3():
-    """Products whose sums are scaled row by row behind the exchange."""
+    """Sums are scaled row by row after the exchange."""
     inputs, rows = PLAIN.inputs(), PLAIN.rows
     codes, scale = write_rows(inputs.x[:rows].contiguous(), "e4m3", backend="auto", arch="sm_90a")
     given = {"x": codes, "x_scale": scale, "w": fragments(inputs.quantised, None, "e4m3")}
@@ -101,7 +102,7 @@ def test_in_e4m3():
         assert (result - exact).norm() < 2**-8 * exact.norm()
 
 
-# -- each wait taken out --------------------------------------------------------------------------
+# -- each wait removed ----------------------------------------------------------------------------
 
 SENDS = ("    wait(freed(scope, team), turn % 2 ^ 1)\n    owner", "    owner")
 ADDS = ("    wait(arrived(scope, team), turn % 2)\n", "")
@@ -118,7 +119,7 @@ def test_a_wait_that_is_missing_is_found(changed, name, change):
         cases.run(PLAIN)
 
 
-# -- what is chosen, and refused ------------------------------------------------------------------
+# -- choices and refusals -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("tiles", "tile_rows", "units", "split"), [
@@ -134,7 +135,7 @@ def chosen(counts: tuple[int, ...], columns: int, k: int, **given) -> MixedConfi
 
 
 def test_products_of_models():
-    """Of one token: a single expert of gpt-oss, the second product of Mixtral, of gpt-oss-120b."""
+    """A single token: one expert of gpt-oss, the second product of Mixtral, of gpt-oss-120b."""
     assert chosen((1,), 2880, 2880).split == 4
     assert chosen((1, 1), 4096, 14336).split == 2
     assert chosen((1, 1, 1, 1), 2880, 2880).split == 1

@@ -1,4 +1,4 @@
-"""What ptxas made of Hopper's grouped GEMM: products overlap, and nothing spills."""
+"""ptxas' code of Hopper's grouped GEMM: products overlap, and nothing spills."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("whole_ptxas")
 needs_tools = pytest.mark.skipif(not tools_found(), reason=HOW_TO_GET_TOOLS)
 
 GROUPS, ARCH = 4, "sm_90a"
-# Both products of a layer, the first with all that an epilogue may do.
+# Both products of a layer, the first with all features of an epilogue.
 FIRST = MixedConfig(swiglu=True, limit=True, bias=True, pdl=True)
 GATHERED = replace(FIRST, gather=True)
 SECOND = MixedConfig(bias=True, pdl=True)
@@ -33,14 +33,14 @@ FP8 = replace(FIRST, x="e4m3", row_scale=True, out="e4m3")
 FP8_SECOND = replace(SECOND, x="e4m3")
 KINDS = (FIRST, FP8, NVFP4, SECOND, FP8_SECOND, GATHERED)
 EXPERTS = (1, 2, 8, 32, 128, 256, 384)
-COLUMNS = (1024, 1536, 2880, 4096, 5760, 7168, 14336, 28672)  # rows of weights, of models
+COLUMNS = (1024, 1536, 2880, 4096, 5760, 7168, 14336, 28672)  # weight rows of models
 ROWS = [n << power for n in (1, 3) for power in range(15)]
 UNITS = (6, 45, 224)  # of K
 
 
 def chosen(x: str) -> list[tuple[int, int, int, int]]:
-    """(rows of a tile, warpgroups, times 64 rows of weights of each, CTAs that share K), all that
-    sizes choose for rows of x."""
+    """All (rows of a tile, warpgroups, multiples of 64 weight rows of each, CTAs that share K) that
+    can be chosen for rows of x."""
     found = set()
     for rows, experts, columns in itertools.product(ROWS, EXPERTS, COLUMNS):
         for tile_rows in choose_tile_rows(rows, experts, ARCH, x):
@@ -64,11 +64,11 @@ def is_possible(config: MixedConfig) -> bool:
 
 
 def is_met(kind: MixedConfig, tile: tuple[int, int, int, int]) -> bool:
-    """Whether sizes can choose it for this kind; only the fewest rows are gathered."""
+    """Whether sizes can lead to this tile for this kind; only the fewest rows are gathered."""
     return tile in TILES[kind.x] and (not kind.gather or tile[0] == TILE_ROWS[0])
 
 
-# Each tile with one kind, in turn; then every kind of it; then every tile that there is.
+# Each tile with one kind, alternating; then with every kind; then every tile.
 TILES = {x: chosen(x) for x in ("bf16", "e4m3")}
 EVERY = sorted({*itertools.chain(*TILES.values())})
 MET = [[kind for kind in KINDS if is_met(kind, tile)] for tile in EVERY]
@@ -81,7 +81,8 @@ SWEEP = [config for tile in itertools.product(TILE_ROWS, TEAMS, PARTS, SPLITS) f
 
 
 def in_groups(configs: list[MixedConfig]) -> list:
-    """Kernels are not shared, so that workers may share the configs."""
+    """Parameters in groups of xdist: kernels are not shared, so configs can be split between
+    workers."""
     marks = [pytest.mark.xdist_group(f"moe-mixed-static-{number}") for number in range(GROUPS)]
     named = ("fmt", "x", "swiglu", "tile_rows", "teams", "parts", "split")
     return [
@@ -133,7 +134,8 @@ def _nothing_known(monkeypatch):
 @needs_tools
 @pytest.mark.usefixtures("_nothing_known")
 def test_too_few_registers_serialise(monkeypatch, tmp_path):
-    """Of two widths each has registers for weights: what `OTHERS` keeps free is not too much."""
+    """Each of two widths has registers for weights: `OTHERS` keeps no more registers free than
+    necessary."""
     config = with_tile(FIRST, (128, 3, 1, 1))
     assert len(make_plan(config).widths) == 1
     monkeypatch.setattr(limits, "OTHERS", limits.OTHERS - 4)
@@ -144,7 +146,7 @@ def test_too_few_registers_serialise(monkeypatch, tmp_path):
 @needs_tools
 @pytest.mark.usefixtures("_nothing_known")
 def test_a_branch_in_front_of_registers_of_weights_serialises(changed, tmp_path):
-    """A stage is freed between a product in flight and the registers of the next one."""
+    """The branch frees a stage between a product in flight and the registers of the next one."""
     begin, call = " " * 20, "self.release(scope, held[unit], "
     branch = f"{begin}if step > 0:\n{begin}    {call}Boolean(True))\n"
     changed(roles, [kernel], "Math", (f"{begin}{call}step > 0)\n", branch))

@@ -1,4 +1,4 @@
-"""The table of models: each gives a router that can be asked, and sizes that can be packed."""
+"""The table of models: each gives a valid router, and sizes that can be packed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_flags_have_the_same_numbers(name):
 
 
 def test_a_model_in_the_kernel():
-    """DeepSeek-V3's router with everything that it has."""
+    """DeepSeek-V3's router with all of its options."""
     layer = models.of_model("deepseek-v3")
     generator = torch.Generator().manual_seed(2)
     bias = torch.randn(256, generator=generator) / 8

@@ -30,7 +30,7 @@ each_kind = pytest.mark.parametrize(
 
 
 class Model(torch.nn.Module):
-    """With experts somewhere inside, and a parameter of its own."""
+    """A model with experts inside, and one other parameter."""
 
     def __init__(self, experts: ExpertWeights) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Model(torch.nn.Module):
 
 
 def assert_same(mine: PackedExperts, other: PackedExperts) -> None:
-    """Every byte, and what they mean."""
+    """Compare every byte, dtypes and names."""
     mine, other = checkpoint.state_dict(mine), checkpoint.state_dict(other)
     assert mine.keys() == other.keys()
     for name, tensor in mine.items():

@@ -1,6 +1,6 @@
 """Mutants of the kernels of moe: the emulator and its checker have to notice nearly every one.
 
-`scripts/mutate.py --subject moe` judges all of them; here is a sample of some.
+`scripts/mutate.py --subject moe` judges all of them; this is a sample.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The torch operators: what tracers see of them, and what the host does between tensor and launch.
+"""The torch operators: what tracers see, and the host's work between tensor and launch.
 
-FakeTensor and torch.compile run on the CPU. A CUDA graph cannot be captured without the GPU; what
-would break it, a host that waits for the device, shows on fake CUDA tensors all the same.
+FakeTensor and torch.compile run on the CPU. A CUDA graph cannot be captured without the GPU; but a
+host that waits for the device, which would break it, shows on fake CUDA tensors, too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("three_ctas")
 
 
 def weights(fmt: str) -> PackedExperts:
-    """Of three experts."""
+    """Packed weights of three experts."""
     generator = torch.Generator().manual_seed(1)
     w13 = torch.randn(3, 2 * COLUMNS, K, generator=generator) * K**-0.5
     w2 = torch.randn(3, K, COLUMNS, generator=generator) * COLUMNS**-0.5
@@ -57,13 +57,13 @@ def problem(fmt: str, out: str, *, amax: bool = False, x_fmt: str = "") -> Argum
 
 
 def check(operator: Operator, arguments: Any, *tests: str) -> None:
-    """torch's own tests of an operator, but for one that would compare inputs in eight bits."""
+    """Run torch's own tests of an operator, except one that would compare 8-bit inputs."""
     always = ("test_autograd_registration", "test_faketensor")
     flat = operator.schema.flat(vars(arguments))
     opcheck(operator.default, (), flat, test_utils=(*always, *tests))
 
 
-# Not for results in a format: some bytes of scale factors belong to no row, so nobody writes them.
+# Not for results in a format: some bytes of scale factors belong to no row, and are not written.
 VALUES = "test_aot_dispatch_dynamic"
 
 
@@ -77,7 +77,7 @@ def test_opcheck_of_a_product(fmt, out, x_fmt, tests):
 
 @pytest.mark.parametrize("out", ["bf16", "fp32", *FORMATS])
 def test_fake_tensors_know_what_the_product_will_return(out, monkeypatch):
-    """Beside the results of a call that does all but to compile and launch."""
+    """Compared with a call that does everything except compiling and launching."""
     monkeypatch.setattr(moe.launch, "compile_for", lambda config, arch: config)
     monkeypatch.setattr(moe.launch, "launch", lambda *launched: None)
     flat = GROUPED_GEMM.schema.flat(vars(problem("mxfp4", out)))
@@ -106,7 +106,7 @@ def test_opcheck_of_the_quantiser(given):
 
 
 def layer(fmt: str, amax: torch.Tensor | None = None, tokens: int = 4):
-    """(a step from tokens and logits, its arguments)."""
+    """Return (a step from tokens and logits, its arguments)."""
     experts, h = weights(fmt), torch.tensor([300.0])
     scales = Scales(h=h, h_amax=amax) if fmt == "nvfp4" else Scales(h_amax=amax)
 
@@ -130,7 +130,7 @@ def test_compiled_code_runs_the_layer():
 
 
 def test_compiled_code_runs_every_step():
-    """Quantised tensors go from one operator to the next."""
+    """Quantised tensors are passed from one operator to the next."""
     experts, encode, amax = weights("nvfp4"), torch.tensor([300.0]), torch.zeros(1)
     offsets = torch.tensor([0, *COUNTS]).cumsum(0).int()
     first, second = torch.randn(3, 2 * COLUMNS), torch.randn(3, K)
@@ -156,7 +156,7 @@ def test_tokens_stay_symbols_in_compiled_code():
         seen.append(graph)
         return graph
 
-    for index, tokens in enumerate((5, 7)):  # 3 and 4 are sizes of other things
+    for index, tokens in enumerate((5, 7)):  # other dimensions have sizes 3 and 4
         step, given = layer("mxfp8", tokens=tokens)
         if index == 0:
             compiled = torch.compile(step, fullgraph=True, dynamic=True, backend=watch)
@@ -198,7 +198,7 @@ def test_the_operator_gets_the_whole_layer(scales):
 
 
 def on_gpu(layer: Layer) -> Layer:
-    """The same without contents, within FakeTensorMode."""
+    """Return the layer on a fake GPU, within FakeTensorMode."""
     given = FUSED.schema.flat(vars(layer))
     there = partial(torch.empty_like, device="cuda")
     return FUSED.schema.build(tree_map_only(torch.Tensor, there, given))
@@ -211,8 +211,9 @@ SCALES = {
 
 @pytest.mark.parametrize(("scale", "count"), SCALES.values(), ids=SCALES)
 def test_the_host_never_waits_for_the_gpu(scale, count, launches):
-    """top-k, permutation, quantiser and its scale factors, two products, combination; to find the
-    scale of a tensor takes a launch, and to quantise h behind the first product another."""
+    """Launches: top-k, permutation, quantiser and its scale factors, two products, combination.
+    Finding the scale of a tensor takes another, and quantising h after the first product one more.
+    """
     x, scales = torch.empty(700, K).bfloat16(), Scales(scale, scale, torch.zeros(1))
     real = Layer(x, torch.empty(700, 3), weights("nvfp4"), Router(1), scales=scales)
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -226,7 +227,7 @@ def test_the_host_never_waits_for_the_gpu(scale, count, launches):
 
 
 def test_the_host_never_waits_for_the_experts_of_a_rank(launches):
-    """How many rows they have stands on the GPU alone. So many slots are counted first."""
+    """Their number of rows is known only on the GPU; the slots are counted first."""
     x, router = torch.empty(700, K).bfloat16(), Router(2, shared=1)
     real = Layer(x, torch.empty(700, 6), weights("nvfp4"), router, first_expert=2, end_expert=5)
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -240,7 +241,7 @@ def test_the_host_never_waits_for_the_experts_of_a_rank(launches):
 
 @pytest.mark.parametrize("tokens", [64, 65])
 def test_the_host_never_waits_for_the_linear_layer_of_a_router(tokens, launches):
-    """It is no launch of ours: it belongs to the first, or is torch's."""
+    """The linear layer is no separate launch of ours: it is part of the first, or torch's."""
     x, linear = torch.empty(tokens, K).bfloat16(), RouterLinear(torch.empty(3, K).bfloat16())
     tensors = weights("mxfp8"), Router(1)
     counts = []
@@ -259,7 +260,7 @@ def test_the_host_never_waits_for_the_linear_layer_of_a_router(tokens, launches)
 
 @pytest.mark.parametrize(("fmt", "top_k"), [("nvfp4", 2), ("mxfp8", 1)])
 def test_nothing_is_computed_between_the_launches(fmt, top_k, launches):
-    """With scales that are known, and the inverse of that of h: a plan launches kernels alone."""
+    """A plan only launches kernels, given known scales and the inverse of the scale of h."""
     seen = set()
 
     class Computed(TorchDispatchMode):

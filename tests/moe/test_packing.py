@@ -1,4 +1,4 @@
-"""Packed weights: their values, their layout, what checkpoints bring, and what is refused."""
+"""Packed weights: their values, their layout, import of checkpoints, and refusals."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def test_packed_row_by_the_formula(granularity):
 
 
 def matrix_of(w: torch.Tensor, fmt: str) -> Quantized:
-    """An expert's, with one global scale where the format has any."""
+    """Quantise one expert's matrix, with one global scale if the format has any."""
     return quantise(w, fmt, global_scale="tensor" if FORMATS[fmt].has_global else None)
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_values_are_those_of_the_quantiser(fmt, dtype):
-    """Whatever the granularity, expert by expert."""
+    """Values do not depend on the granularity; they are compared expert by expert."""
     w13, w2 = weights(dtype)
     for granularity in GRANULARITIES:
         packed = pack(w13, w2, fmt, granularity=granularity)
@@ -81,7 +81,7 @@ def test_values_are_those_of_the_quantiser(fmt, dtype):
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_experts_lie_behind_each_other(fmt):
-    """An expert's bytes are those of its matrix alone, its rows in the packed order."""
+    """An expert's bytes are those of its matrix alone, with its rows in the packed order."""
     w13, w2 = weights()
     packed = pack(w13, w2, fmt, granularity=16)
     rows = interleaved_rows(INTERMEDIATE, 16)
@@ -133,7 +133,7 @@ def test_an_expert_of_zeros():
 
 
 def from_checkpoint(w, fmt, as_bytes=True):
-    """A weight [E, N, K] quantised as checkpoints hold it."""
+    """Quantise a weight [E, N, K] as in checkpoints."""
     form = FORMATS[fmt]
     encode = encode_scale(w.abs().amax((1, 2)), fmt) if form.has_global else None
     of_rows = None if encode is None else encode.repeat_interleave(w.shape[1])
@@ -157,10 +157,10 @@ def test_checkpoint_in_the_format_packs_alike(fmt, as_bytes):
 
 
 def test_values_of_mxfp4_stay_and_bytes_of_blocks_that_use_its_largest_elements():
-    """A checkpoint's, dequantised and quantised again: a block without an element of 4 or more gets
-    a smaller scale factor, and the same values."""
+    """A checkpoint's weight is dequantised and quantised again: a block without an element of 4 or
+    more gets a smaller scale factor, and keeps its values."""
     form, generator = FORMATS["mxfp4"], torch.Generator().manual_seed(0)
-    most = torch.arange(64) % 8 + 1  # of a block's codes
+    most = torch.arange(64) % 8 + 1  # largest of a block's codes
     codes = (torch.rand(64, 32, generator=generator) * most[:, None]).to(torch.uint8)
     codes[:, 0], codes[:, 1:] = most - 1, codes[:, 1:] | 8 * (codes[:, 1:] % 2)
     scales = torch.randint(100, 140, (64, 1), generator=generator).to(torch.uint8)
@@ -181,7 +181,7 @@ def test_checkpoint_order():
 
 
 def test_decode_scales_of_a_checkpoint_are_kept():
-    """1 / (1 / s) is not always s: what the checkpoint says is what multiplies."""
+    """1 / (1 / s) is not always s: products use the checkpoint's scale."""
     w13, w2 = (from_checkpoint(w, "nvfp4") for w in weights())
     decode = torch.tensor([0.1, 0.7, 3.0]) / 49
     assert not torch.equal(1 / (1 / decode), decode)
@@ -192,7 +192,7 @@ def test_decode_scales_of_a_checkpoint_are_kept():
 
 
 def changed(w, *index, value):
-    """A copy with another value in one place."""
+    """Copy w and change one element."""
     w = w.clone()
     w[index] = value
     return w
@@ -343,7 +343,7 @@ B2 = torch.randn(EXPERTS, HIDDEN, generator=torch.Generator().manual_seed(6))
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("granularity", [8, 32])
 def test_a_bias_has_the_order_of_its_rows(order, granularity):
-    """That of w13 as its columns: packed as a column of weights would be."""
+    """w13's bias is permuted like its rows."""
     packed = pack(W13, W2, "mxfp8", granularity=granularity, order=order, biases=(B13, B2))
     rows = interleaved_rows(INTERMEDIATE, granularity, order)
     assert (packed.bias13.dtype, packed.bias2.dtype) == (torch.float32, torch.float32)
@@ -374,7 +374,7 @@ def test_biases_are_saved(biases, tmp_path):
 
 
 def test_layouts_without_biases_are_what_they_were():
-    """So that older files and readers know them; biases are of a version of their own."""
+    """Older files and readers remain compatible; biases have a new version."""
     plain, biased = (checkpoint.layout_of(pack(W13, W2, biases=b)) for b in (None, (B13, B2)))
     assert plain == {"version": 1, "fmt": "nvfp4", "granularity": 32}
     assert biased == plain | {"version": 2, "biases": ["bias13", "bias2"]}

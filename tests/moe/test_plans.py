@@ -1,5 +1,6 @@
 """A planned product and a planned layer: the bits of a call, contents that change, an amax in
-place, scales that have to be known. What all plans share: tests/kernelkit/test_call_plan.py."""
+place, scales that have to be known. tests/kernelkit/test_call_plan.py tests what all plans share.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("three_ctas")
 
 
 def parts(result) -> list[torch.Tensor]:
-    """Elements, and what a tensor or Quantized has besides that rows are read with."""
+    """Elements and scales of a tensor or Quantized."""
     if isinstance(result, torch.Tensor):
         return [result]
     return [result.data.view(torch.uint8), result.encode_scale, result.decode_scale]
@@ -33,7 +34,7 @@ def test_a_plan_gives_the_bits_of_a_call_whenever_contents_change(case):
     plan = grouped_gemm_plan(x, w, offsets, **options)
 
     def planned() -> list[torch.Tensor]:
-        """What the plan computes now, and its amax; a call has the same."""
+        """Run the plan; compare the result and its amax with a call."""
         amax.zero_()
         assert plan() is plan.result
         found = [part.clone() for part in (*parts(plan.result), amax)]
@@ -44,7 +45,7 @@ def test_a_plan_gives_the_bits_of_a_call_whenever_contents_change(case):
 
     with checked():
         first = planned()
-        x.data.view(torch.uint8).bitwise_xor_(0x80)  # the signs of some
+        x.data.view(torch.uint8).bitwise_xor_(0x80)  # flips the signs of some
         offsets[1] -= 1
         second = planned()
         assert not torch.equal(first[0], second[0])
@@ -75,7 +76,7 @@ def test_a_plan_refuses_by_name(no_compile, changes, error, words):
 
 
 def layer(fmt: str) -> tuple:
-    """What a plan of a layer takes, options last."""
+    """Arguments of a plan of a layer, options last."""
     generator = torch.Generator().manual_seed(4)
     w13, w2 = torch.randn(3, 128, 64, generator=generator), torch.randn(3, 64, 64)
     experts = pack(w13.bfloat16() / 8, w2.bfloat16() / 8, fmt, granularity=8)

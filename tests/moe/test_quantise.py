@@ -1,4 +1,6 @@
-"""moe.quantiser in the emulator, under its checker: bit for bit the reference, on either arch."""
+"""moe.quantiser in the emulator, under its checker: bits of the reference, on both
+architectures.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,8 @@ def test_matrix(arch, case):
 
 @each_arch
 def test_adversarial_schedule(arch):
-    """CTAs meet in one word, warps of the amax in shared memory: any order gives the same."""
+    """CTAs combine their results in one word, warps of the amax in shared memory: any order gives
+    the same."""
     check_emulated(Quantisation("nvfp4", 40, 1040, scaling="tensor", calm=True), arch, ADVERSARIAL)
 
 
@@ -97,7 +100,7 @@ WHOLE = [
 @each_arch
 @pytest.mark.parametrize("case", WHOLE, ids=str)
 def test_two_rows_of_a_cta(case, arch):
-    """Where there are more rows than SMs; the last pairs have one row, or none."""
+    """There are more rows than SMs; the last pairs have one row, or none."""
     assert with_whole_rows(QuantiseConfig("nvfp4", "bf16"), case.rows, case.k).whole == 2
     check_emulated(case, arch, ADVERSARIAL)
 
@@ -105,7 +108,7 @@ def test_two_rows_of_a_cta(case, arch):
 @each_arch
 @pytest.mark.parametrize("tokens", [3, 160])
 def test_long_rows_are_read_again(tokens, arch, monkeypatch):
-    """What does not stay in registers."""
+    """The part of a row that does not fit in registers is read again."""
     for name in ("MAX_KEPT", "MAX_WARPS", "MAX_WARPS_OF_ONE"):
         monkeypatch.setattr(f"moe.quantiser.config.{name}", 2 if name == "MAX_KEPT" else 1)
     k = 2640 if tokens == 3 else 1296
@@ -113,7 +116,7 @@ def test_long_rows_are_read_again(tokens, arch, monkeypatch):
     assert config.tiles(k) > config.kept * config.warps
     check_emulated(Quantisation("nvfp4", tokens, k, scaling="token"), arch)
     x = torch.randn(tokens, k).bfloat16()
-    x[:, -1] = torch.linspace(8, 50, tokens)  # the largest is among what is read again
+    x[:, -1] = torch.linspace(8, 50, tokens)  # the largest is in the part that is read again
     got = quantise(x, "nvfp4", global_scale="token", arch=arch)
     expected = reference.quantise(x, "nvfp4", global_scale="token")
     assert torch.equal(got.encode_scale, expected.encode_scale)
@@ -122,7 +125,7 @@ def test_long_rows_are_read_again(tokens, arch, monkeypatch):
 
 @each_arch
 def test_an_amax_of_many_ctas(arch):
-    """More parts than the threads that look at them, and parts of two rows."""
+    """There are more parts than threads that read them, and parts of two rows."""
     check_emulated(Quantisation("nvfp4", 700, 16, scaling="tensor", calm=True), arch)
 
 
@@ -181,7 +184,7 @@ def test_slots_without_rows_are_not_written(case):
 
 @pytest.mark.parametrize("inverse", [True, False])
 def test_rows_of_nobody_are_neither_read_nor_written(inverse):
-    """No row at all: every slot is foreign."""
+    """There is no row at all: every slot is foreign."""
     x = torch.randn(3, 64).bfloat16()
     nothing, foreign = torch.zeros(3, dtype=torch.int32), torch.full((6,), -1, dtype=torch.int32)
     given = {"row_of_slot": foreign, "partial": True} if inverse else {}
@@ -226,7 +229,7 @@ def test_an_inverse_needs_what_it_inverts():
 @pytest.mark.usefixtures("no_compile")
 @pytest.mark.parametrize("scaling", ["token", "given", "rows"])
 def test_no_rows(scaling):
-    """Nothing is launched; a global scale that is given is there, and its inverse."""
+    """No kernel is launched; a given global scale is returned, with its inverse."""
     for case in (
         Quantisation("nvfp4", 0, 64, scaling=scaling),
         Quantisation("nvfp4", 0, 64, "fp16", scaling),
@@ -240,8 +243,11 @@ def test_no_rows(scaling):
 def run_blocks(
     blocks: torch.Tensor, scales: torch.Tensor, fmt: str, arch: str, *, only_convert: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(bytes of the elements uint8 [N, bytes], codes uint8 [N]) of blocks fp32 [N, block], one a
-    thread. scales: fp32 [N], global ones; with `only_convert` what elements are multiplied by."""
+    """Return (bytes of the elements uint8 [N, bytes], codes uint8 [N]) of blocks fp32 [N, block],
+    one per thread.
+
+    scales: global scales, fp32 [N]; with `only_convert` the factors of elements.
+    """
     form = format_of(fmt)
 
     def apply(values: cute.Tensor, _: cute.Tensor, scale: cute.Tensor) -> tuple[Float32, ...]:
@@ -262,7 +268,7 @@ def run_blocks(
 
 
 def patterns() -> torch.Tensor:
-    """fp32 of all signs, exponents and upper mantissas, with what lies about ties below them."""
+    """fp32 with all signs, exponents and upper mantissas, and lower bits around ties."""
     upper = np.arange(1 << 16, dtype=np.uint32) << 16
     lower = np.array([0, 1, 0x7FFF, 0x8000, 0xFFFF], dtype=np.uint32)
     return torch.from_numpy((upper[:, None] | lower).reshape(-1).view(np.float32))
@@ -273,7 +279,7 @@ def patterns() -> torch.Tensor:
     ("fmt", "convert"), [("nvfp4", formats.f32_to_e2m1), ("mxfp8", formats.f32_to_e4m3)]
 )
 def test_every_conversion(arch, fmt, convert):
-    """What is arithmetic on Hopper has the bits of the conversions that Blackwell has."""
+    """Hopper's arithmetic gives the bits of Blackwell's conversion instructions."""
     values = patterns()
     blocks = values.reshape(-1, format_of(fmt).block)
     got = run_blocks(blocks, torch.ones(len(blocks)), fmt, arch, only_convert=True)[0].flatten()
@@ -284,7 +290,8 @@ def test_every_conversion(arch, fmt, convert):
 
 
 def amaxes(form: BlockFormat) -> torch.Tensor:
-    """Of blocks: all magnitudes and some NaN, and what is next to a change of the scale factor."""
+    """amax values of blocks: all magnitudes and some NaN, and neighbours of every change of the
+    scale factor."""
     exponents = torch.arange(-150, 130)
     scales = torch.ldexp(torch.full(exponents.shape, form.largest), exponents)
     edges = [torch.nextafter(scales, torch.full_like(scales, to)) for to in (0.0, math.inf)]
@@ -294,7 +301,7 @@ def amaxes(form: BlockFormat) -> torch.Tensor:
 @each_arch
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_blocks_of_fp32(arch, fmt):
-    """Scale factors of every magnitude, with elements about all ties; global scales of many."""
+    """Scale factors of every magnitude, with elements around all ties; many global scales."""
     form, generator = format_of(fmt), torch.Generator().manual_seed(0)
     tops = amaxes(form)
     blocks = torch.randn(len(tops), form.block, generator=generator)
@@ -311,7 +318,7 @@ def test_blocks_of_fp32(arch, fmt):
 
 @each_arch
 def test_global_scale_of_extremes(arch):
-    """Zeros, subnormals, infinities and NaN somewhere: encode and decode as the reference has."""
+    """Zeros, subnormals, infinities and NaN give the reference's encode and decode scales."""
     x = torch.zeros(6, 528, dtype=torch.bfloat16)
     x[1, 7], x[2, 527], x[3, 512], x[4, 511], x[5, 1] = 1e-39, -3e38, math.inf, math.nan, -5.0
     for global_scale in ("tensor", "token"):
@@ -335,7 +342,7 @@ def test_sizes_share_a_kernel(monkeypatch):
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_103a"])
 def test_what_is_compiled(arch):
-    """16-byte loads, no local memory; e2m1 by conversion where there is one."""
+    """16-byte loads, no local memory; e2m1 by a conversion instruction if the arch has one."""
     config = QuantiseConfig("nvfp4", "bf16", scaling="tensor")
     ptx = compile_once(config, arch, "moe.quantiser.kernel").ptx
     loads = {line.split()[0] for line in ptx.splitlines() if line.strip().startswith("ld.global")}

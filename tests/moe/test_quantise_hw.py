@@ -1,4 +1,4 @@
-"""The quantiser on the GPU itself: bits of the reference, sizes that count, captured graphs.
+"""The quantiser on the GPU itself: bits of the reference, large sizes, captured graphs.
 
 `python -m pytest --hw -m hw tests/moe/test_quantise_hw.py`
 """
@@ -72,7 +72,7 @@ def test_scattered_without_a_scale(fmt):
 
 
 def test_more_than_two_to_the_31_elements():
-    """The last rows of a tensor that 32 bits do not address, against them alone."""
+    """Compare the last rows of a tensor beyond 32-bit addresses with the same rows alone."""
     rows, k = (1 << 31) // 7168 + 256, 7168
     x = torch.zeros(rows, k, dtype=torch.bfloat16, device="cuda")
     x[-256:] = torch.randn(256, k, device="cuda")
@@ -88,7 +88,7 @@ def test_more_than_two_to_the_31_elements():
 
 @pytest.mark.parametrize("scaling", ["tensor", "token", "rows"])
 def test_is_captured_in_a_graph(scaling):
-    """Captured once, replayed on other values, rows and counts: nothing came from the host."""
+    """Replays have other values, rows and counts: nothing came from the host."""
     case = Quantisation("nvfp4", 300, 2880, scaling=scaling, counts=(0, 130, 2, 128), gathered=True)
     later = Quantisation("nvfp4", 300, 2880, scaling=scaling, counts=(257, 3, 0, 0), gathered=True)
     (x, options), (new_x, new_options) = case.build("cuda"), later.build("cuda")

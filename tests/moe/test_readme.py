@@ -1,4 +1,4 @@
-"""moe/README.md tells the truth: its example runs and is right."""
+"""moe/README.md is true: its example runs and is right."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def test_the_example_runs_and_is_right():
     weights = (names[name].bfloat16() for name in ("w13", "w2"))
     exact = reference.layer(names["x"], *weights, routed, limit=10.0)
     error = (names["y"].double() - exact).norm() / exact.norm()
-    assert error < 0.3  # of random numbers in four bits; the definition with them has 0.24
+    assert error < 0.3  # for random numbers in four bits; the definition with them has 0.24
 
 
 def test_the_example_of_hopper_runs_and_is_right(tmp_path):
-    """From files of a checkpoint of the same names, with smaller experts."""
+    """Files of a checkpoint with the same names, and smaller experts."""
     page = (ROOT / "docs" / "moe_hopper.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     tensors = gpt_oss(6, 192, 128)

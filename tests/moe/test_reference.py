@@ -26,7 +26,7 @@ from moe.reference_routing import combine, permutation, route
 from ptxemu.numerics import formats as numerics
 from tests.moe import scalar
 
-# ---- The reference: its quantiser against exact arithmetic, its layout, SwiGLU, products and
+# ---- The reference: its quantiser compared with exact arithmetic, its layout, SwiGLU, products and
 # layer
 
 INF, NAN = math.inf, math.nan
@@ -38,13 +38,13 @@ MAGNITUDES = (
     *(TINY, 3 * TINY, 2.0**-128, 2.0**-127, 2.0**-126, 6 * 2.0**-127, 448 * 2.0**-127, 1e-30),
     *(2.0**-12, 2.0**-10, 0.3, 0.5, 1.0, 2.9, 5.0, 6.0, 7.0, 447.0, 448.0, 464.0, 2688.0, 65504.0),
     *(1e30, 2.0**126, 6 * 2.0**124, BF16_MAX, FLT_MAX, INF),
-    float.fromhex("0x1.c7fffep-2"),  # divided by 6 its e4m3 is another than times fp32(1/6)
+    float.fromhex("0x1.c7fffep-2"),  # its e4m3 differs between / 6 and * fp32(1/6)
 )
 SCALES = (0.0, TINY, 1e-30, 2.0**-10, 1 / 3, 1.0, 2688.0, 2.0**20, 3e38, FLT_MAX, NAN)
 
 
 def neighbours(value):
-    """fp32 numbers just below and above."""
+    """The fp32 numbers just below and above."""
     here, ends = torch.tensor([value, value]), torch.tensor([-INF, INF])
     return torch.nextafter(here, ends).tolist()
 
@@ -56,7 +56,7 @@ def with_bits(generator, size):
 
 
 def adversarial_blocks(form):
-    """fp32 [cases, block]."""
+    """Blocks, fp32 [cases, block]."""
     size, generator = form.block, torch.Generator().manual_seed(0)
     blocks = [[0.0] * size, [-0.0] * size, [0.0, -0.0] * (size // 2)]
     for index, magnitude in enumerate(MAGNITUDES):
@@ -88,7 +88,7 @@ def codes_of(data, form):
 
 
 def assert_like_scalar(x, form, encode):
-    """Every block of x fp32 [blocks, block], one to a row, has the codes of exact arithmetic."""
+    """Check that every block of x, fp32 [blocks, block], has the codes of exact arithmetic."""
     data, scales = quantise_blocks(x, form, encode)
     codes, scales = codes_of(data, form).tolist(), scales.view(torch.uint8).flatten().tolist()
     for row, values in enumerate(x.tolist()):
@@ -115,7 +115,7 @@ def test_blocks_of_nvfp4_are_exact(g):
 
 
 def test_elements_of_every_fp16_number():
-    """In a block with a scale factor of 1, against the emulator's conversion."""
+    """Blocks have a scale factor of 1; compared with the emulator's conversion."""
     every = torch.arange(2**16).to(torch.uint16).view(torch.float16).float()
     for form, convert in (
         (FORMATS["mxfp4"], numerics.f32_to_e2m1),
@@ -131,7 +131,7 @@ def test_elements_of_every_fp16_number():
 
 
 def test_scale_factors_of_random_bits():
-    """Against the emulator's conversions; one element that is not 0 in a block."""
+    """Compared with the emulator's conversions; a block has one nonzero element."""
     x = torch.zeros(20000, 32)
     x[:, 7] = with_bits(torch.Generator().manual_seed(1), len(x))
     amax = x[:, 7].abs().numpy()
@@ -181,7 +181,7 @@ def test_a_nan_or_an_infinity_is_seen_in_the_values():
 
 
 def test_values_are_elements_times_scales():
-    """By the tables of exact arithmetic, element by element."""
+    """Computed from the tables of exact arithmetic, element by element."""
     x = torch.randn(5, 96, generator=torch.Generator().manual_seed(0))
     for fmt, (table, _, sign, _) in scalar.FORMATS.items():
         form = format_of(fmt)
@@ -222,7 +222,7 @@ def test_quantise_refuses():
 
 
 def swizzled_by_views(codes):
-    """Rows padded to 128 and columns to 4, then 32 rows of 4 groups beside each other."""
+    """Pad rows to 128 and columns to 4, then put 32 rows of 4 groups next to each other."""
     rows, columns = codes.shape
     padded = torch.zeros(-(-rows // 128) * 128, -(-columns // 4) * 4, dtype=torch.uint8)
     padded[:rows, :columns] = codes
@@ -253,7 +253,7 @@ LAYOUTS += [
 
 @pytest.mark.parametrize(("counts", "columns"), LAYOUTS, ids=str)
 def test_layout_of_scale_factors(counts, columns):
-    """By expert; of a single one as without offsets."""
+    """The layout is per expert; for a single one it equals that without offsets."""
     rows, atoms = sum(counts), -(-columns // 4)
     codes, offsets = random_codes(rows, columns), starts(counts)
     used = torch.cat([swizzled_by_views(part) for part in codes.split(counts)])
@@ -352,7 +352,7 @@ def test_layer_rounds_what_kernels_round(fmt, error):
 
 
 def test_layer_takes_global_scales():
-    """Those of x and of h, step by step with the functions that the layer is made of."""
+    """Compare global scales of x and h step by step with the functions that the layer calls."""
     x, w13, w2, (ids, weights) = layer_inputs()
     scales = torch.tensor([700.0]), torch.tensor([900.0])
     layer = reference.layer(
@@ -391,7 +391,8 @@ LARGEST = torch.finfo(torch.float32).max
 
 
 def by_expert(logits, top_k, options):
-    """(ids, weights) of one token: scores in fp32 as numbers, everything else in plain Python."""
+    """Return (ids, weights) of one token: scores from fp32 torch, everything else in plain
+    Python."""
     linear = options.get("logit_bias", torch.zeros(len(logits))).tolist()
     logits = [x + b for x, b in zip(logits, linear, strict=True)]
     clean = [-INF if math.isnan(x) else min(x, LARGEST) for x in logits]
@@ -441,7 +442,7 @@ OPTIONS = {
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("top_k", [1, 4])
 def test_every_option_expert_by_expert(options, top_k):
-    """Of random logits, of few different ones (ties), and of some that are no numbers."""
+    """Logits are random, with ties, and partly not finite."""
     generator = torch.Generator().manual_seed(0)
     random = 2 * torch.randn(40, 16, generator=generator)
     tied = torch.randint(0, 3, (40, 16), generator=generator).float()
@@ -460,7 +461,7 @@ def test_every_option_expert_by_expert(options, top_k):
 
 
 def test_softmax_of_the_chosen_alone():
-    """gpt-oss and Mixtral: the sum over all experts cancels, but for its rounding."""
+    """gpt-oss and Mixtral: the sum over all experts cancels, except for its rounding."""
     logits = 4 * torch.randn(60, 32, generator=torch.Generator().manual_seed(1))
     _, weights = route(logits, 4)
     alone = logits.topk(4, dim=-1).values.double().softmax(-1)
@@ -476,14 +477,14 @@ def test_of_equal_experts_the_lower_ones_come_first():
 
 
 def test_excluded_groups_lose_even_against_no_score():
-    """A bias of -inf is still better than a group that is closed."""
+    """A bias of -inf is still better than an excluded group."""
     bias = torch.tensor([-INF, -INF, 5.0, -INF, -INF, -INF])
     ids, _ = route(torch.zeros(1, 6), 3, bias=bias, n_group=2, topk_group=1)
     assert ids.tolist() == [[2, 0, 1]]
 
 
 def test_softmax_over_the_chosen_experts():
-    """What gpt-oss computes is softmax with renormalize."""
+    """gpt-oss computes softmax with renormalize."""
     logits = torch.randn(20, 32, generator=torch.Generator().manual_seed(0))
     ids, weights = route(logits, 4, renormalize=True)
     assert torch.allclose(weights, logits.gather(-1, ids.long()).softmax(-1), rtol=1e-5)
@@ -523,7 +524,7 @@ def test_permutation_slot_by_slot(tokens, experts, top_k):
 
 
 def test_combine_adds_choice_by_choice():
-    """1 is lost beside 2^25 in fp32 unless it comes after it has gone: the order shows."""
+    """1 is lost next to 2^25 in fp32, unless it is added after that cancels: the order shows."""
     y = torch.tensor([[2.0**25], [1.0], [-(2.0**25)]])
     weights = torch.ones(2, 3)
     row_of_slot = torch.tensor([0, 1, 2, 0, 2, 1]).int()

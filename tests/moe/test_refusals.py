@@ -1,5 +1,6 @@
-"""What the functions of moe refuse, by value and limit, before anything is compiled; and the
-smallest and emptiest of what they take. Beside the tables of the single steps' tests."""
+"""Refusals of the functions of moe, naming value and limit, before anything is compiled; and the
+smallest and empty inputs that they accept. The tests of single steps have more refusals.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,11 @@ INT = torch.int32
 
 
 def no(words: str, error: type[Exception] = ValueError, **changes: Any) -> Any:
-    """words: of the message; changes: of the arguments that are right."""
+    """A refusal.
+
+    words: a part of the message.
+    changes: changed arguments, which are valid otherwise.
+    """
     return pytest.param(error, words, changes, id=words[:40])
 
 
@@ -101,7 +106,7 @@ BIAS = torch.zeros(3, 128)
 
 
 def at_odd_address(w: Quantized) -> Quantized:
-    """The same 16 bytes behind a multiple of 32."""
+    """Copy to an address 16 bytes past a multiple of 32."""
     memory = torch.zeros(w.data.nbytes + 48, dtype=torch.uint8)
     memory = memory[16 + -memory.data_ptr() % 32 :][: w.data.nbytes].view(w.data.dtype)
     return replace(w, data=memory.view(w.data.shape))
@@ -257,12 +262,12 @@ NO_LAYER = [
 
 @refusals(NO_LAYER)
 def test_fused_moe(error, words, changes):
-    """Some steps have run when a later one refuses."""
+    """Earlier steps have run when a later one refuses."""
     with pytest.raises(error, match=words):
         fused_moe(**LAYER | changes)
 
 
-# --- tensors of several devices, or of none that there is: operators would send them elsewhere
+# --- tensors on several devices, or on one that does not exist: operators would move them
 
 META = {"rows": QUANTISE["rows"].to("meta"), "offsets": QUANTISE["offsets"].to("meta")}
 
@@ -277,7 +282,7 @@ def test_devices():
         Arguments(PX, PW, PROBLEM.offsets.to("meta")).check()
 
 
-# --- what is small, and what is empty
+# --- small and empty inputs
 
 
 def test_no_tokens(no_compile):
@@ -292,7 +297,7 @@ def test_no_tokens(no_compile):
 
 @pytest.mark.parametrize(("experts", "top_k"), [(1, 1), (3, 3)])
 def test_one_expert_and_all_of_them(experts, top_k):
-    """Nothing is chosen: every token has every expert."""
+    """There is no choice: every token has every expert."""
     logits = torch.randn(4, experts)
     ids, weights = route(logits, top_k)
     assert ids.sort(1).values.tolist() == [list(range(experts))] * 4

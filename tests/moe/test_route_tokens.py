@@ -108,7 +108,7 @@ ORDERED = [
 @pytest.mark.parametrize("part", [(0, 1), (0, 0.4), (0.3, 0.8), (0.6, 1), None], ids=str)
 @pytest.mark.parametrize("case", ORDERED, ids=str)
 def test_the_launch_that_routes_one_token_sorts_its_slots(case, part, arch):
-    """All experts have rows, or those of a part of all; tables are those of `permutation`."""
+    """All experts have rows, or only a range; tables are those of `permutation`."""
     x, layer = case.exact(1)
     route, total = case.router(), case.route.experts + case.route.shared
     first, end = (0, total) if part is None else (int(part[0] * total), -int(-part[1] * total))
@@ -132,7 +132,7 @@ def test_the_launch_that_routes_one_token_sorts_its_slots(case, part, arch):
 
 @pytest.mark.parametrize("tokens", [8, 11, 17])
 def test_bits_do_not_depend_on_other_tokens(tokens):
-    """Nor on the place of a token."""
+    """Bits depend neither on other tokens nor on the token's place."""
     case = Linear(Routing(tokens, 32, 4, "bf16"), 2880, bias=True)
     x, layer = case.normal(tokens)
     with checked():
@@ -154,7 +154,7 @@ def test_an_adversarial_schedule_does_not_show(seed):
 
 
 def behind_a_launch(ready: bool, *, writes: str) -> tuple[list, list]:
-    """(what the checker finds, ids) where the launch in front writes x, or the weight."""
+    """Return (findings of the checker, ids) if the previous launch writes x, or the weight."""
     case = replace(GPT_OSS, hidden=64, ready=ready)
     x, layer = case.exact(3)
     source = x if writes == "x" else layer.weight
@@ -178,7 +178,7 @@ def test_the_launch_in_front_may_write_what_is_not_ready():
 
 
 def test_what_is_behind_may_begin_early():
-    """Its results are those of a launch that waits for this one."""
+    """The next launch's results are those of a launch that waits for this one."""
     x, layer = GPT_OSS.exact(5)
     with checked():
         _, weights = route_tokens(x, layer, GPT_OSS.router())
@@ -263,7 +263,7 @@ EXACT = Linear(Routing(3, 3, 2, "bf16", logit_bias=True), 128, bias=True)
 
 
 def experts() -> tuple:
-    """Of a layer: three."""
+    """Packed experts of a layer: three."""
     draw = torch.Generator().manual_seed(2)
     shapes = (3, 128, 128), (3, 128, 64)
     w13, w2 = (torch.randn(shape, generator=draw).bfloat16() * 0.1 for shape in shapes)
@@ -286,7 +286,7 @@ def test_a_layer_from_tokens_gives_the_bits_of_one_from_logits(arranged):
 
 @pytest.mark.parametrize("most", [3, 2])
 def test_a_planned_layer(most, monkeypatch):
-    """Of one launch from tokens to experts, and with torch's linear layer in front."""
+    """The plan has one launch from tokens to experts, or torch's linear layer first."""
     monkeypatch.setitem(MOST_TOKENS, CLUSTER, most)
     x, layer = EXACT.exact(3)
     with checked():

@@ -92,7 +92,8 @@ def test_route_more(arch, case):
 
 
 def test_lanes_have_every_expert_once():
-    """In the order of lanes, groups apart, vectors only where all lanes are full."""
+    """Experts are in the order of lanes, with groups apart, and vectors only if all lanes are
+    full."""
     for n_group, experts in ((1, 1), (1, 257), (1, 384), (8, 256), (3, 96), (17, 510), (32, 512)):
         found = config.RouteConfig(experts, 1, "fp32", "softmax", False, n_group, 1, True)
         groups = n_group if n_group > 1 else 1
@@ -109,12 +110,12 @@ def test_only_aligned_rows_are_read_in_vectors(before, vectors, monkeypatch):
     monkeypatch.setattr("moe.routing.launch.launch", lambda *_: None)
     wide = torch.zeros(4, 256 + 16)
     route(wide[:, before : before + 256], 8)
-    route(wide[:, before : before + 255], 8)  # lanes have 8 experts, but the last one
+    route(wide[:, before : before + 255], 8)  # all lanes but the last have 8 experts
     assert [found.vectors for found in seen] == [vectors, False]
 
 
 def extremes() -> dict[str, tuple[torch.Tensor, int, dict]]:
-    """Logits that are equal, none at all or far from zero, top_k and options."""
+    """Logits that are equal, missing or extreme, with top_k and options."""
     draw = torch.Generator().manual_seed(1)
     orders = [torch.stack([torch.randperm(n, generator=draw) for _ in range(8)]) for n in (32, 256)]
     hundreds = torch.zeros(3, 256)
@@ -122,16 +123,16 @@ def extremes() -> dict[str, tuple[torch.Tensor, int, dict]]:
     lanes = torch.zeros(3, 64)
     lanes[1, [3, 35, 4, 63]], lanes[2, :32] = 1.0, -math.inf
     excluded, bias = torch.zeros(1, 64), torch.zeros(64)
-    excluded[0, 40], bias[40] = -math.inf, 0.5  # a score of 0 + 0.5, as much as that of the others
+    excluded[0, 40], bias[40] = -math.inf, 0.5  # a score of 0 + 0.5 equals that of the others
     groups = torch.full((2, 32), -5.0)
     groups[0, [9, 17, 18]] = torch.tensor([3.0, 2.0, 2.0])  # two equal experts of a group count
     groups[1, [0, 31]] = 1.0
     none = torch.tensor([[-math.inf] * 9, [math.nan] * 9])
-    # Where 1 + exp(x) is 1, the score still is exp(x / 2); where it is huge, sqrt(x).
+    # If 1 + exp(x) rounds to 1, the score is still exp(x / 2); if x is huge, sqrt(x).
     far = torch.tensor([[80.0, -20.0, 1e30, 9.0, -60.0, 0.0, -1.0, math.inf]])
     sigmoid = {"scoring": "sigmoid"}
     return {
-        # Three of each value, far apart: few enough to be ranked side by side.
+        # Three of each value, far apart: few enough to be ranked in parallel.
         **{f"few of {len(o[0])}": (-(o // 3).float() / 8, 8, {}) for o in orders},
         "more than lanes": (torch.zeros(2, 48), 8, {}),
         "hundreds": (hundreds, 8, {}),
@@ -148,7 +149,7 @@ def extremes() -> dict[str, tuple[torch.Tensor, int, dict]]:
 @each_arch
 @pytest.mark.parametrize("name", extremes())
 def test_extremes(name, arch):
-    """The lower one of equal experts comes first, and they weigh the same, to the bit."""
+    """The lower-numbered of equal experts comes first, and their weights are equal to the bit."""
     logits, top_k, options = extremes()[name]
     ids, weights = emulated(lambda: route(logits, top_k, arch=arch, **options))
     expected_ids, expected = reference.route(logits, top_k, **options)
@@ -158,7 +159,7 @@ def test_extremes(name, arch):
 
 
 def test_softmax_of_the_chosen_alone():
-    """What gpt-oss and Mixtral compute is softmax, divided by the sum over the chosen ones."""
+    """gpt-oss and Mixtral compute softmax, divided by the sum over the chosen experts."""
     logits, biases = build(Routing(40, 128, 4, logit_bias=True, hostile=False))
     ids, weights = emulated(lambda: route(logits, 4, **biases))
     logits = logits + biases["logit_bias"]
@@ -169,7 +170,7 @@ def test_softmax_of_the_chosen_alone():
 
 
 def test_a_logit_bias_decides_where_logits_do_not():
-    """It is added before scores: it may exclude an expert, and makes up for a logit."""
+    """The bias is added before scores: it may exclude an expert, or compensate for a logit."""
     bias = torch.zeros(64)
     bias[5], bias[6], bias[7] = 1.0, -math.inf, -math.inf
     logits = torch.zeros(2, 64, dtype=torch.bfloat16)
@@ -182,7 +183,7 @@ def test_a_logit_bias_decides_where_logits_do_not():
 
 
 def random_ids(tokens: int, top_k: int, experts: int, kind: str = "any", seed: int = 0):
-    """kind: 'any', 'one' (all of them on one expert), 'last', 'few' (of many experts)."""
+    """Random ids of a kind: 'any', 'one' (all on one expert), 'last', 'few' (of many experts)."""
     draw = torch.Generator().manual_seed(seed)
     ids = torch.randint(experts, (tokens, top_k), generator=draw, dtype=torch.int32)
     kinds = {
@@ -198,7 +199,7 @@ PERMUTATIONS = [
     (1, 8, 256, "any"),
     (2, 1, 1, "any"),
     (127, 2, 8, "one"),
-    (128, 16, 257, "few"),  # warps take turns
+    (128, 16, 257, "few"),  # warps loop
     (129, 8, 64, "any"),
 ]
 MORE_PERMUTATIONS = [
@@ -224,7 +225,7 @@ def test_permutation_more(shape, arch):
 @each_arch
 @pytest.mark.parametrize("shape", IN_CHUNKS, ids=lambda shape: "-".join(map(str, shape)))
 def test_two_launches(shape, arch, monkeypatch):
-    """Chunks of several CTAs, the last one not full; two that are."""
+    """Chunks of several CTAs: the last one partly full, or two full ones."""
     monkeypatch.setattr(config, "ROWS_OF_ONE_CTA", 1000)
     tokens, top_k, experts, _ = shape
     plan = config.plan_permutation(tokens * top_k, experts)
@@ -245,7 +246,7 @@ RANGES = {
 @each_arch
 @pytest.mark.parametrize("name", RANGES)
 def test_rows_of_some_experts_alone(name, arch, monkeypatch):
-    """In one launch, and in two."""
+    """The permutation has one launch, or two."""
     *shape, expert_range = RANGES[name]
     ids, experts = random_ids(*shape), shape[2]
     check_permutation(ids, experts, arch, expert_range=expert_range)
@@ -257,7 +258,7 @@ def test_rows_of_some_experts_alone(name, arch, monkeypatch):
 
 @each_arch
 def test_long_runs(arch, monkeypatch):
-    """Warps that take several turns, in one CTA and in two, which take them in two rounds."""
+    """Warps loop several times, in one CTA and in two, which process them in two rounds."""
     ids = random_ids(1000, 8, 100)
     monkeypatch.setattr(config, "MAX_CHUNKS", 3)
     plan = config.plan_permutation(8000, 100)
@@ -272,7 +273,7 @@ def test_long_runs(arch, monkeypatch):
 @pytest.mark.parametrize("kind", ["any", "one", "last"])
 @pytest.mark.parametrize("limit", [1 << 16, 1 << 9])
 def test_counts_of_many_chunks(kind, limit, arch, monkeypatch):
-    """Parts of several chunks each, one of them cut in two; two counts in a word, and one."""
+    """Parts have several chunks each, one of them cut in two; a word has two counts, or one."""
     monkeypatch.setattr(config, "PACKED_LIMIT", limit)
     monkeypatch.setattr("moe.routing.launch.plan_permutation", config.plan_permutation.__wrapped__)
     plan = config.plan_permutation.__wrapped__(20 * 512 + 8, 509)
@@ -293,8 +294,8 @@ NO_EXPERTS = (-1, -2, 16, 17, (1 << 31) - 1, -(1 << 31))
 
 @pytest.mark.parametrize("expert_range", [None, (0, 9), (3, 16)])
 def test_what_is_no_expert_has_no_row(expert_range, monkeypatch):
-    """The -1 of padding, in one launch and in two; on a GPU, where ids are not looked at, any other
-    number that is no expert as well."""
+    """Padding has -1, in one launch and in two. On a GPU, where ids are not checked, any other
+    number that is no expert counts as -1, too."""
     ids = random_ids(40, 8, 16)
     padded = ids.clone()
     padded[torch.rand(40, 8, generator=torch.Generator().manual_seed(1)) < 0.3] = -1
@@ -337,7 +338,7 @@ def test_plan_covers_the_slots(rows):
     assert (plan.chunks - 1) * slots < rows <= plan.chunks * slots
     assert plan.chunks <= config.MAX_CHUNKS
     assert plan.config.chunked or plan.chunks == plan.rounds == 1
-    # The sum of a part of the chunks has room for all slots of it.
+    # The sum of a part of the chunks can hold all of its slots.
     part = -(-plan.chunks // plan.config.parts) * slots
     assert not plan.config.packed or part < 1 << 16
 
@@ -463,7 +464,7 @@ def test_combine_more(arch, case):
 
 @each_arch
 def test_a_cta_walks_over_a_token(arch, monkeypatch):
-    """What happens with many tokens: one CTA each, whatever the hidden size."""
+    """Each of many tokens has one CTA, for any hidden size."""
     monkeypatch.setattr("moe.routing.config.TOKENS_THAT_FILL", 3)
     assert combine_columns(3, 300) == 1
     check_combine(Sum(3, 8, 2400), arch)
@@ -487,7 +488,7 @@ def test_a_row_may_be_asked_for_twice():
 
 @pytest.mark.parametrize("weighted", [True, False])
 def test_slots_without_rows_add_nothing(weighted):
-    """Whatever their weight; a token without any row gives zeros."""
+    """Their weight does not matter; a token without any row gives zeros."""
     y, weights, rows = Sum(9, 5, 136, "bf16", "bf16", weighted).inputs()
     rows = rows.view(9, 5).clone()
     rows[torch.rand(9, 5, generator=torch.Generator().manual_seed(3)) < 0.6] = -1
@@ -502,7 +503,7 @@ def test_slots_without_rows_add_nothing(weighted):
 
 
 def test_nan_and_inf_arrive():
-    """Also those with a weight of 0, and in no other column or token."""
+    """NaN and infinity arrive even with a weight of 0, and reach no other column or token."""
     y = torch.ones(4, 8)
     y[1, 3], y[2, 5] = math.nan, math.inf
     weights = torch.tensor([[1.0, 0.0], [2.0, 1.0]])
@@ -527,7 +528,7 @@ def test_no_tokens(no_compile):
 @each_arch
 @pytest.mark.parametrize("out_dtype", ["bf16", "fp32"])
 def test_sixteen_bytes_at_a_time(arch, out_dtype):
-    """Beside the two tables of numbers; nothing is spilled."""
+    """Accesses have 16 bytes, except those of the two tables of numbers; nothing is spilled."""
     config = CombineConfig(8, "bf16", out_dtype, weighted=True)
     ptx = compile_once(config, arch, "moe.routing.combine_kernel").ptx
     lines = [line.split() for line in ptx.splitlines() if ".global" in line]

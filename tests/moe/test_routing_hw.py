@@ -34,7 +34,7 @@ TOKENS = (1, 2, 127, 128, 129, 1000, 5000, 40_000)
 
 
 def random_case(seed: int) -> Routing:
-    """Anything that `route` takes."""
+    """A random call of `route`."""
     draw = random.Random(seed)
     n_group = draw.choice((1, 1, 4, 8))
     experts = draw.choice((1, 2, 8, 64, 257, 384, 512) if n_group == 1 else (16, 64, 256, 384))
@@ -62,7 +62,7 @@ def test_route(seed):
 
 
 def random_linear(seed: int) -> Linear:
-    """Anything that `route_tokens` takes, with experts and tokens of `random_case`."""
+    """A random call of `route_tokens`, with experts and tokens of `random_case`."""
     draw, case = random.Random(seed), random_case(seed)
     return Linear(
         replace(case, tokens=draw.randint(1, 70), dtype=draw.choice(("bf16", "fp16"))),
@@ -86,7 +86,7 @@ def test_route_tokens_of_normal_numbers(experts, top_k, hidden, tokens):
 
 @pytest.mark.parametrize("tokens", [1, 9, 64])
 def test_route_tokens_between_launches_of_a_graph(tokens):
-    """What is in front writes the tokens, what is behind reads the weights, again and again."""
+    """The previous launch writes the tokens, and the next one reads the weights, repeatedly."""
     case = Linear(Routing(tokens, 32, 4, "bf16"), 2880, bias=True)
     x, layer = case.normal(tokens, "cuda")
     y, rows = torch.randn(4 * tokens, 512, device="cuda"), torch.arange(4 * tokens).int().cuda()
@@ -136,7 +136,7 @@ def test_combine(seed):
 
 @pytest.mark.parametrize("tokens", [1, 129, 5000])
 def test_slots_without_rows(tokens):
-    """What two ranks add is what one adds, choice by choice in fp32, where one of them has none."""
+    """Two ranks together add what one adds, choice by choice in fp32; one may have no rows."""
     y, weights, rows = Sum(tokens, 8, 2880, "bf16", "fp32").inputs("cuda")
     rows = rows.view(tokens, 8)
     is_here = torch.rand(tokens, 8, device="cuda") < 0.4
@@ -148,7 +148,7 @@ def test_slots_without_rows(tokens):
 
 
 def test_rows_behind_two_gigabytes():
-    """Elements of y that 32 bits do not count."""
+    """The elements of y exceed 32-bit offsets."""
     rows, hidden = 330_000, 7168
     y = torch.zeros(rows, hidden, dtype=torch.bfloat16, device="cuda")
     y[-1] = 3.0
@@ -159,7 +159,8 @@ def test_rows_behind_two_gigabytes():
 
 @pytest.mark.parametrize("tokens", [4, 3000])
 def test_captured_in_a_graph(tokens):
-    """Logits to combined rows; captured once, replayed on new contents, the same bits as before."""
+    """Routing from logits to combined rows: replays with new contents give the same bits as
+    before."""
     logits, _ = build(Routing(tokens, 256, 8, "bf16", hostile=False), "cuda")
     y = torch.randn(tokens * 8, 512, device="cuda").bfloat16()
 

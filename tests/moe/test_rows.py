@@ -1,4 +1,4 @@
-"""A token's result does not depend on other tokens, whatever stands in one of them."""
+"""A token's result does not depend on other tokens, whatever those contain."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_other_rows_keep_their_bits(subject, number):
 
 
 def test_rows_that_share_a_scale_are_noticed():
-    """A global scale of the tensor is what the other test has to find."""
+    """A global scale of the tensor is a dependence that the other test has to find."""
     (subject,) = (each for each in SUBJECTS if each.name == "moe.quantise")
     draws = Draws(0, "sm_90a", True, subjects=(subject,))
     kernel = next(each for each in draws.kernels() if each.case.fmt == "nvfp4")

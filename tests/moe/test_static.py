@@ -1,5 +1,6 @@
-"""What the grouped GEMM is made of before anything runs: shared and tensor memory of every config,
-and what ptxas made of it: no config spills, and its registers fit an SM."""
+"""The grouped GEMM before anything runs: shared and tensor memory of every config, and ptxas' code:
+no config spills, and its registers fit an SM.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from moe.sm100.plan import ROLES, make_plan
 pytestmark = pytest.mark.usefixtures("whole_ptxas")
 needs_tools = pytest.mark.skipif(not tools_found(), reason=HOW_TO_GET_TOOLS)
 
-# (tile_rows, tile_n) -> of nvfp4, mxfp4, mxfp8: (stages, bytes of one, columns of tensor memory).
+# (tile_rows, tile_n) -> for nvfp4, mxfp4, mxfp8: (stages, bytes of one, columns of tensor memory).
 # A stage of a CTA: lines of 128 bytes of rows of x and w, atoms of 512 bytes of scale factors.
 MEMORY = {
     (8, 128): ((8, 21_504, 48), (8, 19_456, 32), (8, 18_432, 24)),
@@ -44,7 +45,7 @@ GRID = [
     GroupedConfig(fmt, granularity=granularity, limit=granularity > 0, out=out, amax=True)
     for fmt, granularity, out in itertools.product(FORMATS, (0, *GRANULARITIES), OUTPUTS)
 ]
-# Of each tile what has most in registers: numbers of a row or of an expert, whole blocks, the amax.
+# For each tile the config with most registers: numbers per row or expert, whole blocks, the amax.
 OF_TILES = [
     GroupedConfig(
         fmt, fmt == "nvfp4", granularity, granularity > 0, out, amax=True, bias=bias, **shape
@@ -72,7 +73,7 @@ LONGER = [config for config in dict.fromkeys((*OF_TILES, *CARRYING, *GRID)) if c
 @needs_tools
 @pytest.mark.parametrize("config", [*QUICK, *LONGER], ids=str)
 def test_no_config_spills(config, tmp_path):
-    """The stack is where registers spill to; the role with most of them sets those of all warps."""
+    """Registers spill to the stack; the role with most registers sets those of all warps."""
     cubin = tmp_path / "kernel.cubin"
     cubin.write_bytes(compile_for(config, "sm_100a").cubin)
     (usage,) = resources(cubin)
@@ -92,7 +93,7 @@ def test_every_tile_is_in_the_table():
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_shared_and_tensor_memory(tile, fmt):
-    """By the table and, whatever the output, within what a CTA has."""
+    """Sizes equal the table and, for any output, are within the limits of a CTA."""
     stages, stage_bytes, columns = MEMORY[tile][list(FORMATS).index(fmt)]
     shape = {"tile_rows": tile[0], "tile_n": tile[1]}
     for granularity, out in itertools.product((0, *GRANULARITIES), (*OUT_BITS, *FORMATS)):
@@ -113,8 +114,8 @@ def test_shared_and_tensor_memory(tile, fmt):
 @pytest.mark.parametrize(("fmt", "column"), [("nvfp4", 208), ("mxfp4", 224), ("mxfp8", 240)])
 @pytest.mark.parametrize("rows", [128, 256])
 def test_accumulators_that_share_columns(fmt, column, rows):
-    """The second one begins at a multiple of 16, and what they share is in the part of either that
-    the epilogue has read when it lets the next product begin."""
+    """The second one begins at a multiple of 16. The shared columns are in the part of each that
+    the epilogue has read before it lets the next product begin."""
     plan = make_plan(GroupedConfig(fmt, tile_rows=rows, tile_n=256))
     assert plan.shares_columns
     begin, end = plan.tmem["acc1_begin"], plan.tmem["acc1"].end
@@ -126,7 +127,7 @@ def test_accumulators_that_share_columns(fmt, column, rows):
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_memory_of_mixed_formats(tile):
-    """That of mxfp8: e2m1 has a byte for each element there. TMA counts half of them."""
+    """Memory is that of mxfp8: an e2m1 element takes a byte. TMA counts half of them."""
     shape = {"tile_rows": tile[0], "tile_n": tile[1]}
     plan, other = (
         make_plan(GroupedConfig(**formats, **shape))

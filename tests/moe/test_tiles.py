@@ -1,4 +1,4 @@
-"""Which tiles are chosen, and how many there can be: beside every way to deal rows to experts."""
+"""Choice and number of tiles, compared with every distribution of rows to experts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from moe.sm100.plan import make_plan
 
 MODELLED = ROOT / "results" / "moe_tiles_b200.json"
 
-CHOICES = [  # rows, experts, most rows of one -> rows of a tile, of four bits and of eight
+CHOICES = [  # rows, experts, most rows of one -> rows of a tile, for four bits and for eight
     (8, 384, 1, 8, 8),  # a token of a large model
     (64, 384, 8, 8, 8),
     (65, 384, 9, 16, 16),
@@ -47,8 +47,7 @@ def test_choices(rows, experts, most, four, eight):
 
 
 def test_limits_are_where_the_model_has_the_next_tile_faster():
-    """Between the averages that were modelled: what is chosen takes at most 6 % longer than the
-    best there."""
+    """Between the modelled averages, the chosen tile takes at most 6 % longer than the best one."""
     for row in json.loads(MODELLED.read_text("utf-8"))["rows"]:
         bits = 4 if row["formats"] == "nvfp4 x nvfp4" else 8
         rows = 128 * row["average"]
@@ -95,7 +94,7 @@ def test_a_tile_of_few_rows_holds_an_expert(tile_rows):
 
 @pytest.mark.parametrize("tile_rows", [2, 3, 8])
 def test_the_bound_of_tiles_is_met_and_never_passed(tile_rows):
-    """Over all counts of three experts with up to six rows each."""
+    """All counts of three experts with up to six rows each are tried."""
     found: dict[tuple[int, int], int] = {}
     for counts in itertools.product(range(7), repeat=3):
         tiles = sum(-(-count // tile_rows) for count in counts)
@@ -119,7 +118,7 @@ def given(counts: tuple[int, ...], columns: int = 64) -> tuple:
 
 @pytest.fixture
 def launched(monkeypatch):
-    """(rows of a tile, CTAs) of what would have been launched."""
+    """Rows of a tile and CTAs of each launch."""
     seen = []
 
     def record(config: GroupedConfig, given: list, *_: object) -> None:
@@ -135,7 +134,7 @@ def launched(monkeypatch):
     ((3, 5), {}, (8, 2)),
     ((3, 6), {}, (16, 2)),
     ((3, 6), {"most_rows": 6}, (8, 2)),
-    ((3, 6), {"most_rows": 100}, (16, 2)),  # there are no more than nine
+    ((3, 6), {"most_rows": 100}, (16, 2)),  # no expert has more than nine
     ((8, 8, 8), {"most_rows": 8}, (8, 3)),  # five, if one could have more
     ((3, 6), {"tile_rows": 128}, (128, 2)),
     ((3, 27, 0), {}, (32, 3)),  # 30 rows of three experts are in three tiles at most
@@ -157,7 +156,7 @@ def test_no_more_ctas_than_sms(launched, monkeypatch):
 
 
 def test_wide_tiles(launched):
-    """300 rows are three tiles of 128 at most, 512 columns two of 256; of pairs there are two."""
+    """300 rows are at most three tiles of 128, 512 columns two of 256; there are two pairs."""
     x, w, offsets = given((300,), 512)
     for tile_rows, ctas in ((128, 6), (256, 8)):
         grouped_gemm(x, w, offsets, tile_rows=tile_rows, tile_n=256)

@@ -1,7 +1,7 @@
 """A layer of gpt-oss-20b in the emulator, all its experts, from a checkpoint's mxfp4 (make sweep).
 
-Its time is part of the test, so that the emulator stays quick enough for sizes of models. The
-reference goes expert by expert: all weights in fp64 would be 6 GB.
+Its time is part of the test, so that the emulator stays fast enough for model sizes. The reference
+goes expert by expert: all weights in fp64 would be 6 GB.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from ptxemu import Options
 TOKENS, TOP_K, EXPERTS = 64, 4, 32
 HIDDEN = INTERMEDIATE = 2880
 FORMAT = "mxfp4"
-BIASES = 119, 121  # exponents of scale factors are between: products are about as large as x is
-CPU_SECONDS = 120.0  # of this process, the kernels' compilation among them
-# An element of h at a tie may fall to the neighbour, a step of half its size at most: as many as
-# SAME_BYTES leaves are this much of the norm.
+BIASES = 119, 121  # exponents of scale factors lie between: products are about as large as x
+CPU_SECONDS = 120.0  # of this process, including the kernels' compilation
+# An element of h at a tie may round to its neighbour, a step of at most half its size: the share
+# that SAME_BYTES allows gives this error in the norm.
 OF_TIES = 0.5 * (1 - SAME_BYTES) ** 0.5
 
 
 def weight(rows: int, columns: int, generator: torch.Generator) -> CheckpointWeight:
-    """Of every expert, any codes."""
+    """Random codes of all experts."""
     block = format_of(FORMAT).block
 
     def integers(low: int, high: int, width: int) -> torch.Tensor:
@@ -44,7 +44,8 @@ def weight(rows: int, columns: int, generator: torch.Generator) -> CheckpointWei
 
 
 def values(w: CheckpointWeight, expert: int) -> torch.Tensor:
-    """fp32 [rows, columns] of an expert's codes, exactly: neither packed nor swizzled."""
+    """Exact values of an expert's codes, fp32 [rows, columns], which are neither packed nor
+    swizzled."""
     elements = e2m1.unpacked(w.data[expert]).unflatten(-1, (w.scales.shape[-1], -1))
     return torch.ldexp(elements, w.scales[expert, :, :, None].int() - 127).flatten(-2)
 
@@ -56,7 +57,8 @@ def references(
     routed: tuple[torch.Tensor, torch.Tensor],
     form: SwiGLU,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """fp64 [T, H]: the definition with these weights, and the same rounded as the kernels do."""
+    """Return the definition with these weights, and a version rounded like the kernels, fp64 [T,
+    H]."""
     ids, weights = routed
     rows = permutation(ids, EXPERTS)
     tokens = rows.slot_of_row.long() // TOP_K

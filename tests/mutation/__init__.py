@@ -1,1 +1,3 @@
-"""Mutants of a kernel's PTX: one synchronisation removed, weakened, moved, or sent astray each."""
+"""Mutants of a kernel's PTX: each has one synchronisation removed, weakened, moved, or
+misdirected.
+"""

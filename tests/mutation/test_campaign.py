@@ -1,4 +1,4 @@
-"""Subjects, records and the table, on runs that are made up."""
+"""Subjects, records and the table, with invented runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run shows: arrivals that nobody waits for, and the last bulk waits of a warp."""
+"""Observations of a run: arrivals without a waiter, and the last bulk waits of a warp."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Mutation operators and equivalence rules on a few lines of PTX: what they change, and where they
-find nothing to change."""
+change nothing.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def module(body: str) -> str:
 
 
 def changed(body: str, kind: str) -> list[str]:
-    """What becomes of the changed lines in each mutant of the class, without comments."""
+    """Changed lines in each mutant of the class, without comments."""
     (chosen,) = (k for k in CLASSES if k.name == kind)
     found = mutants(Text(module(body)), (chosen,))
     for mutant in found:
@@ -61,7 +62,7 @@ def changed(body: str, kind: str) -> list[str]:
 
 
 def equivalent(body: str, kind: str) -> list[bool]:
-    """Of each mutant of the class."""
+    """Whether each mutant of the class is equivalent."""
     (chosen,) = (k for k in CLASSES if k.name == kind)
     return [bool(mutant.equivalent) for mutant in mutants(Text(module(body)), (chosen,))]
 
@@ -183,7 +184,7 @@ ARRIVE = "mbarrier.arrive.shared.b64 %rd1, [%r3], %r4;"
     [
         (f"{STORE}\nadd.s32 %r5, %r5, 1;\n{ARRIVE}", True),
         (f"{STORE}\nadd.s32 %r1, %r1, 4;\n{ARRIVE}", False),  # its address changes
-        (f"{STORE}\n{ARRIVE.replace('%r3', '%r5')}\n{ARRIVE}", True),  # the first of them alone
+        (f"{STORE}\n{ARRIVE.replace('%r3', '%r5')}\n{ARRIVE}", True),  # only the first of them
         (f"@%p1 bra L;\n{STORE}\nL:\n{ARRIVE}", False),  # not for every lane
         (f"{STORE}\n@%p1 bra L;\nadd.s32 %r5, %r5, 1;\nL:\n{ARRIVE}", True),
         (f"L:\n{STORE}\n@%p1 bra L;\n{ARRIVE}", False),  # not as often
@@ -215,7 +216,7 @@ LOAD = "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r1, %r2}, [%r9];\ntcgen05.wait::
 
 @pytest.mark.parametrize("after", ["add.f32 %r5, %r1, %r2;", "st.shared.b32 [%r9], %r1;", ""])
 def test_no_use_of_registers_stands_for_a_wait(after):
-    """ptxas keeps no order between a use and the arrival; the checker knows of stores."""
+    """ptxas keeps no order between a use and the arrival; the checker knows only stores."""
     assert equivalent(f"{LOAD}\n{after}\n{ARRIVE}", "remove wait::ld") == [False]
 
 
@@ -284,7 +285,7 @@ TEST = "mbarrier.try_wait.parity.shared.b64 %p1, [%r1+8], %r2;"
         ("add.s32 %r2, %r2, 1;", False),  # another parity
         ("add.s32 %r1, %r1, 8;", False),  # another mbarrier
         ("@%p2 add.s32 %r1, %r1, 8;", False),
-        ("L:", False),  # from elsewhere without the first wait
+        ("L:", False),  # reached from elsewhere without the first wait
     ],
 )
 @pytest.mark.parametrize("kind", ["remove mbarrier wait", "weaken wait: relaxed"])
@@ -327,7 +328,7 @@ OWN = MULTIPLY.replace("own", "%p1")
         ("add.f32 %r4, %r8, %r9;", False),
         ("add.f32 %r8, %r4, %r9;", False),
         ("@%p2 bra L;\nadd.f32 %r8, %r4, %r9;\nL:", False),
-        ("L:", False),  # from elsewhere without the first fence
+        ("L:", False),  # reached from elsewhere without the first fence
     ],
 )
 def test_a_warpgroup_fence_behind_another(between, same):

@@ -1,5 +1,5 @@
-"""Faults planted in our own kernels: a wait, fence or signal that is missing, too late or too early
-for registers and asynchronous copies. The checker reports each, and says what is missing.
+"""Faults planted in our own kernels: a wait, fence or signal for registers and asynchronous copies
+that is missing, too late or too early. The checker reports each, and names what is missing.
 
 A plant is a mutant (`ptxemu.mutation`) of a kernel that `lab.mutation` has a problem for.
 """
@@ -27,9 +27,9 @@ class Plant:
 
     subject: the kernel and its problem, a name of `MUTATED`.
     kind: the class of mutation.
-    number: which of the places that the kind has in the kernel, and the problem reaches.
-    cause: words of what the finding says is missing.
-    severity: of that finding. A note names what no other agent relies on in this problem.
+    number: index among the kernel's places of this kind that the problem reaches.
+    cause: part of the finding that says what is missing.
+    severity: of that finding. A note names something that no other agent relies on in this problem.
     """
 
     subject: str
@@ -113,5 +113,5 @@ def test_a_plant_is_reported_with_its_cause(plant: Plant):
     assert any(plant.severity == severity and plant.cause in words for severity, words in causes), (
         causes
     )
-    if plant.severity == NOTE:  # the results tell, where registers land as late as they may
+    if plant.severity == NOTE:  # the results show it, since registers land as late as possible
         assert verdict(subject.run, digest, mutant.change.lines, LATE, set()).noticed

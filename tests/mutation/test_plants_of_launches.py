@@ -33,10 +33,11 @@ class Plant:
     """A fault.
 
     subject: the kernel and its problem, a name of `MUTATED`.
-    line: what the line matches; other: what it has instead.
-    number: which of these lines, of those that the problem executes; -1: all of them.
+    line: pattern of the line.
+    other: its replacement.
+    number: index among the matching lines that the problem executes; -1 for all of them.
     by: what notices it; BROKEN is PTX that ptxas would refuse.
-    cause: words of the report.
+    cause: a part of the report.
     """
 
     subject: str
@@ -50,7 +51,7 @@ class Plant:
         return f"{self.subject}: {self.line} {self.other} {self.number}".replace("\\", "")
 
     def lines(self, kernel: Kernel) -> dict[int, str]:
-        """The changed lines of the kernel, by their numbers."""
+        """Return the changed lines of the kernel by number."""
         executed = kernel.observed.executed or frozenset()
         found = [
             (number, line)
@@ -64,7 +65,7 @@ class Plant:
 DECODE, PAIR = "decode sm_100a", "256 pair"
 THREADS, TARGET = r"\.reqntid 224, 1, 1", r"\.target sm_100a"
 WAIT = r"(mbarrier\.try_wait\.parity\.shared\.b64 \w+, \[[^]]+\]), "
-FIRST, ANY = f"{WAIT}0,", WAIT + r"%r\d+,"  # of a parity that is written out, or counted
+FIRST, ANY = f"{WAIT}0,", WAIT + r"%r\d+,"  # of a literal parity, or of a computed one
 ARRIVAL = r"mbarrier\.arrive\.shared::cluster\.b64"
 NARROW = r"mbarrier.arrive.release.cta.shared::cluster.b64"
 PAIR_WAIT, PAIR_NARROW = (
@@ -92,7 +93,7 @@ PLANTS = (
     Plant(DECODE, ANY, r"\1, -2,", DEADLOCK, "no warp can go on", -1),
     Plant(DECODE, ANY, r"\1, 1,", CHECKER, "uninitialised: ", 0),
 )  # fmt: skip
-NO_FAULTS = (  # as only bit 0 of a parity counts
+NO_FAULTS = (  # since only bit 0 of a parity counts
     Plant(DECODE, FIRST, r"\1, 2,", UNNOTICED, ""),
     Plant(DECODE, FIRST, r"\1, -2,", UNNOTICED, ""),
 )

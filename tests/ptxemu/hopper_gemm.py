@@ -1,7 +1,7 @@
 """A small GEMM for Hopper in the CuTe DSL: C = A B^T by TMA, mbarriers and wgmma.
 
 Warps 0 to 3 multiply, warp 4 loads. Every CTA has one tile of C; K is a multiple of a stage. The
-fragments of C go straight to global memory.
+fragments of C are stored straight to global memory.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Operand:
 
 
 class HopperGemm:
-    """tile: rows and columns of C of a CTA, a multiple of 64 and of 8."""
+    """The kernel. tile: rows and columns of C of a CTA, a multiple of 64 and of 8."""
 
     def __init__(self, tile: tuple[int, int], stages: int) -> None:
         self.tile = tile
@@ -156,7 +156,7 @@ class HopperGemm:
 
 
 def compiled(gemm: HopperGemm, tensors: list[torch.Tensor], types: tuple[object, object]) -> object:
-    """(what `cute.compile` returns for sm_90a, and its arguments) of A, B and C."""
+    """Compile for sm_90a; return the result of `cute.compile`, and its arguments A, B and C."""
     views = [from_dlpack(tensor, assumed_align=16) for tensor in tensors]
     for view, type_ in zip(views, types, strict=False):
         view.element_type = type_

@@ -1,4 +1,4 @@
-"""Small kernels: what stands around a few lines of PTX, and a launch of them."""
+"""Small kernels: the frame around a few lines of PTX, and its launch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REGISTERS = """.reg .pred %p<8>;
 .reg .f64 %fd<4>;
 """
 DYNAMIC = ".extern .shared .align 1024 .b8 dynamic[];\n"
-# the thread's number, pointer `d`, and the thread's word behind it
+# the thread's number, pointer `d`, and the address of the thread's word in it
 POINTER = "ld.param.u64 %rd1, [d];\nmov.u32 %r0, %tid.x;\nmad.wide.u32 %rd2, %r0, 4, %rd1;\n"
 _OPTIONS = {field.name for field in fields(ptxemu.Options)}
 
@@ -34,8 +34,8 @@ def pointers(*arrays: np.ndarray) -> list[bytes]:
 
 
 def launch(program: str | Module, *arrays: np.ndarray, **how: object) -> ptxemu.LaunchReport:
-    """A launch of one warp with pointers to the arrays, within 20 seconds, unless `how` says
-    otherwise: it has parameters of `Module.launch` and options by name."""
+    """Launch one warp with pointers to the arrays, within 20 seconds. `how` overrides this:
+    parameters of `Module.launch` and options by name."""
     options = {"limit": 20} | {name: how.pop(name) for name in _OPTIONS & how.keys()}
     if arrays:
         how |= {"params": pointers(*arrays), "memory": list(arrays)}
@@ -44,7 +44,7 @@ def launch(program: str | Module, *arrays: np.ndarray, **how: object) -> ptxemu.
     return module.launch(options=ptxemu.Options(**options), **launched)
 
 
-# The text of a module of the DSL: a row the other way round, a race without the barrier.
+# A module of the DSL: reverses a row, and has a race without the barrier.
 REVERSE = """
 import cutlass, cutlass.cute as cute, torch
 from cutlass.cute.runtime import from_dlpack

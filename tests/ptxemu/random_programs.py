@@ -1,8 +1,8 @@
-"""Random structured programs as PTX, and what they leave when threads run one after the other.
+"""Random structured programs as PTX, and the result of running their threads one by one.
 
-What they aim at is everything around the instructions: divergence and reconvergence, registers that
-are scalars until lanes disagree, parallel moves, equal operations that get grouped. The meaning of
-an instruction is that of `semantics`.
+They test everything around instructions: divergence and reconvergence, registers that are scalars
+until lanes disagree, parallel moves, grouping of equal operations. `semantics` defines the
+instructions.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Condition = tuple[str, str, str]  # a comparison and its operands: registers or 
 
 
 def _written(opcode: str, *operands: str) -> str:
-    """Operands as they are written: an immediate of a float by its bits."""
+    """Format operands: an immediate float by its bits."""
     if opcode.endswith("f32"):
         operands = tuple(x if x[0] == "%" else f"0f{int(x):08X}" for x in operands)
     return ", ".join(operands)
 
 
 class Generator:
-    """Draws statements and writes them. `rng` decides everything, so a seed names a program."""
+    """Writer of random statements. `rng` decides everything, so a seed identifies a program."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -92,7 +92,7 @@ class Generator:
         return f"L{next(self.names)}"
 
     def test(self, condition: Condition) -> str:
-        """The predicate that holds it from here on."""
+        """Write a comparison; return its predicate."""
         how, *operands = condition
         predicate = f"%p{next(self.names) % 4}"
         self.write(f"setp.{how} {predicate}, {_written(how, *operands)};")
@@ -120,7 +120,7 @@ class Generator:
         self.write(f"selp.b32 {target}, {yes}, {no}, {self.test(condition)};")
 
     def load(self) -> None:
-        """A word of memory, at an index modulo its size."""
+        """Load a word of memory, at an index modulo its size."""
         target, index = self.register(), self.register()
         self.write(f"and.b32 %t0, {index}, {MEMORY_WORDS - 1};", "mad.wide.u32 %rd2, %t0, 4, %rd1;")
         self.write(f"ld.global.b32 {target}, [%rd2];")
@@ -134,7 +134,8 @@ class Generator:
         self.write(f"{end}:")
 
     def loop(self, depth: int) -> None:
-        """One to four trips, by the low bits of a register: lanes leave at different times."""
+        """Write a loop of one to four trips, by the low bits of a register: lanes leave at
+        different times."""
         leave = self.condition() if self.rng.random() < 0.3 else None
         counter, limit = f"%c{self.counters}", f"%l{self.counters}"
         self.counters += 1
@@ -148,7 +149,7 @@ class Generator:
 
 
 def _statements(program: Generator, kinds: tuple[str, ...]) -> list[str]:
-    """All that comes before the end, where the registers are stored."""
+    """All statements before the end, where the registers are stored."""
     start = {"lane": "mul.lo.u32 %r{0}, %t1, {1};", "uniform": "ld.global.b32 %r{0}, [%rd1+{2}];"}
     return [
         *(start[kind].format(k, k + 1, 4 * k) for k, kind in enumerate(kinds)),
@@ -158,7 +159,7 @@ def _statements(program: Generator, kinds: tuple[str, ...]) -> list[str]:
 
 
 def ptx_of(program: Generator, kinds: tuple[str, ...]) -> str:
-    """The program as PTX: memory m, and d [thread, register] for what is left in the registers.
+    """The program as PTX: memory m, and d [thread, register] for the final registers.
 
     kinds: how each register starts, 'lane' (thread x number) or 'uniform' (a word of m).
     """
@@ -176,7 +177,7 @@ def ptx_of(program: Generator, kinds: tuple[str, ...]) -> str:
 
 
 def _thread(statements: list[str], number: int, memory: list[int]) -> list[int]:
-    """The registers of one thread at the end."""
+    """Return the final registers of one thread."""
     one = Lanes({"%t1": [number], "%rd1": [0]}, defaultdict(lambda: 32))
     at = 0
     while (line := statements[at]) != "END:":
@@ -197,6 +198,6 @@ def _thread(statements: list[str], number: int, memory: list[int]) -> list[int]:
 def expected(
     program: Generator, kinds: tuple[str, ...], memory: np.ndarray, threads: int
 ) -> np.ndarray:
-    """d after every thread has run by itself: uint32 [threads, REGISTERS]."""
+    """Return d after every thread has run by itself: uint32 [threads, REGISTERS]."""
     statements, words = _statements(program, kinds), memory.tolist()
     return np.array([_thread(statements, k, words) for k in range(threads)], np.uint32)

@@ -1,8 +1,8 @@
-"""A sparse GEMM of the CuTe DSL for sm_100a, as short as it can be: one CTA, one tile of D.
+"""A minimal sparse GEMM of the CuTe DSL for sm_100a: one CTA, one tile of D.
 
-D (128, N) = A B^T, of f16 or fp8. Of four neighbouring elements of A two are stored, so that a row
-has 128 bytes. The CTA's threads copy A, B and the metadata; the layouts, the descriptors and which
-metadata each MMA reads are the DSL's.
+D (128, N) = A B^T, of f16 or fp8. Two of four neighbouring elements of A are stored, so that a row
+has 128 bytes. The CTA's threads copy A, B and the metadata; the DSL determines the layouts, the
+descriptors and which metadata each MMA reads.
 """
 
 import cutlass
@@ -17,9 +17,9 @@ from cutlass.utils import blackwell_helpers
 import ptxemu
 
 M, N = 128, 64
-_ROW_BYTES = 128  # of what is stored of A: as wide as the swizzle's pattern
+_ROW_BYTES = 128  # of the stored part of A: the width of the swizzle's pattern
 _CHUNK = 16  # bytes that the swizzle moves
-_COLUMNS = 128  # of tensor memory: D, and behind it the metadata
+_COLUMNS = 128  # of tensor memory: D, followed by the metadata
 _OPS = {
     cutlass.Float16: tcgen05.MmaF16BF16SparseOp,
     cutlass.Float8E4M3FN: tcgen05.MmaFP8SparseOp,
@@ -28,7 +28,11 @@ _OPS = {
 
 
 class SparseGemm:
-    """kept: elements of a row of A that are stored, of k."""
+    """The kernel.
+
+    kept: stored elements of a row of A.
+    k: all of its elements.
+    """
 
     def __init__(self, ab_type: type[cutlass.Numeric]) -> None:
         self.type = ab_type
@@ -37,7 +41,13 @@ class SparseGemm:
 
     @cute.jit
     def __call__(self, a: cute.Tensor, b: cute.Tensor, e: cute.Tensor, d: cute.Tensor) -> None:
-        """a: (128, kept); b: (N, k); e: metadata, uint32 (128, k / 32), by lane; d: (128, N)."""
+        """Launch the kernel.
+
+        a: (128, kept).
+        b: (N, k).
+        e: metadata, uint32 (128, k / 32), by lane.
+        d: (128, N).
+        """
         op = _OPS[self.type](
             self.type,
             cutlass.Float32,
@@ -64,7 +74,7 @@ class SparseGemm:
         a_layout: cute.ComposedLayout,
         b_layout: cute.ComposedLayout,
     ) -> None:
-        """A thread has a row of A and of D."""
+        """Each thread has a row of A and of D."""
         thread, _, _ = cute.arch.thread_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = SmemAllocator()
@@ -119,7 +129,7 @@ class SparseGemm:
 
     @cute.jit
     def put_metadata(self, where: cute.Pointer, e: cute.Tensor) -> None:
-        """Rows of words to lanes."""
+        """Copy rows of words to lanes."""
         thread, _, _ = cute.arch.thread_idx()
         words = cute.make_tensor(
             cute.recast_ptr(where, dtype=cutlass.Uint32),
@@ -148,7 +158,7 @@ class SparseGemm:
 
 
 def compiled(gemm: SparseGemm, tensors: list[torch.Tensor]) -> tuple[object, list[object]]:
-    """What `cute.compile` returns, and its arguments: A, B (of bytes, if they are fp8), E and D."""
+    """Return the result of `cute.compile`, and its arguments: A, B (as bytes if fp8), E and D."""
     views = [from_dlpack(tensor, assumed_align=16) for tensor in tensors]
     for view in views[:2]:
         view.element_type = gemm.type

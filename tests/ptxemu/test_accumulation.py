@@ -1,4 +1,4 @@
-"""Sums as a tensor core makes them, beside what an H100 answered and left in memory."""
+"""Sums as a tensor core makes them, compared with the answers and results of an H100."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.ptxemu.test_mma import Case as Tcgen05
 
 RESULTS = Path(__file__).parents[2] / "results" / "conformance_h100.json"
 ALIGNED = Options(accumulation="aligned", limit=None)
-# what an H100 said to `--questions`, without the spaces; precision.LEGEND explains the columns
+# answers of an H100 to `--questions`, without the spaces; precision.LEGEND explains the columns
 ANSWERS = {
     "m16n8k8.row.col.f32.f16.f16.f32": "25 25 25 0/0 0/0 0/0 0 2 1 --...... -......-",
     "m16n8k16.row.col.f16.f16.f16.f16": "25 25 25 1/1 0/0 1/1 0 4 4 --.............."
@@ -59,7 +59,7 @@ def test_what_a_gpu_was_asked(form: str) -> None:
 
 @pytest.mark.parametrize("name", ANY)
 def test_products_of_any_numbers_are_as_far_off_as_the_gpus(name: str) -> None:
-    """The largest error of 131,072 sums, to 12 digits."""
+    """Compare the largest error of 131,072 sums, to 12 digits."""
     case = ANY[name]
     (opcode,) = case.forms
     recorded = json.loads(RESULTS.read_text(encoding="utf-8"))["approximations"][opcode]
@@ -91,7 +91,7 @@ def _one(a: list[float], b: list[float], c: float, types: Types, how: Rule) -> f
         ([np.inf, 1.0], [0.0, 1.0], 0.0, np.nan),
         ([2.0**127, 2.0**127], [1.0, 1.0], 0.0, np.inf),
         ([2.0**127, 2.0**-126], [1.5, 1.0], 2.0**126 - 2.0**102, 2.0**128 - 2.0**104),
-        ([0.0, 0.0], [2.0**120, 0.0], 2.0**-149, 2.0**-149),  # zeros move nobody
+        ([0.0, 0.0], [2.0**120, 0.0], 2.0**-149, 2.0**-149),  # zeros shift nothing
         ([1.5, 1.5], [1.5, 1.5], 2.0**-24, 4.5),
         ([-0.0, 0.0], [1.0, 1.0], -0.0, 0.0),
     ],
@@ -103,14 +103,14 @@ def test_ends_of_the_range(a: list[float], b: list[float], c: float, right: floa
 
 
 def test_a_subnormal_operand_has_the_least_exponent_of_its_type() -> None:
-    """2^-24 of f16 stands for an exponent of -14: it moves C, which is 2^-36, to 2^-25 of that."""
+    """2^-24 of f16 counts as exponent -14: C, which is 2^-36 of that, is shifted to 2^-25."""
     types, tiny = Types("f32", "f16", "f16"), 2.0**-24
     assert _one([tiny], [1.0], 2.0**-39, types, Rule(25)) == tiny + 2.0**-39
     assert _one([tiny], [1.0], 2.0**-40, types, Rule(25)) == tiny
 
 
 def test_tcgen05_sums_as_is_claimed() -> None:
-    """D in tensor memory takes part like C."""
+    """D in tensor memory is added like C."""
     case = Tcgen05(a_format="f16", b_format="f16", n=16)
     rng = np.random.default_rng(1)
     before = rng.normal(size=(128, 16)).astype(np.float32)
@@ -147,14 +147,14 @@ QMMA = {
 @pytest.mark.parametrize("target", QMMA)
 @pytest.mark.parametrize("d", ["f32", "f16"])
 def test_fp8_without_an_instruction_of_its_own_goes_through_f16(target: str, d: str) -> None:
-    """Two sums of 16 products each, then C: what is below the last bit of the first sum is lost."""
+    """Two sums of 16 products each, then C: bits below the last one of the first sum are lost."""
     for a, b in (("e4m3", "e4m3"), ("e5m2", "e4m3"), ("e4m3", "e5m2"), ("e5m2", "e5m2")):
         assert rule("mma.sync", target, Types(d, a, b)).split is not QMMA[target]
     for other in ("f16", "bf16", "tf32"):
         assert not rule("mma.sync", target, Types(d, other, other)).split
     types = Types("f32", "e4m3", "e4m3")
     how = rule("mma.sync", target, types)
-    # 2^18 of C hides 2^-8 where all are aligned at once; else the sum of the products has it
+    # 2^18 of C hides 2^-8 if all are aligned at once; otherwise the sum of the products keeps it
     values = [2.0**-4, 0.0, 0.0, 0.0] * 8
     found = _one(values, [2.0**-4] * 32, 2.0**18, types, how)
     assert found == (2.0**18 if QMMA[target] else 2.0**18 + 2.0**-5)

@@ -1,4 +1,4 @@
-"""What mbarriers are called: as the options say, else as the Python that initialises them does."""
+"""Names of mbarriers: from the options, else from the Python line that initialises them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NAMES = (
 
 @pytest.fixture(params=["inline", "call"])
 def barriers(request, tmp_path):
-    """given -> BarrierNames. `call`: the line is that of a call, whose inner line says nothing."""
+    """given -> BarrierNames. `call`: the line is that of a call; the inner line has no name."""
     path = tmp_path / "source.py"
     path.write_text(SOURCE)
     place = {"inline": ".loc 1 {0} 4", "call": ".loc 2 1 1, function_name $L, inlined_at 1 {0} 4"}

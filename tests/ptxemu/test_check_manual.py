@@ -1,5 +1,6 @@
-"""Notes by the manual's text: said where an instruction is missing that hardware does without, not
-as an error; those that right kernels leave out on purpose in strict mode only."""
+"""Notes by the manual's text: reported, but not as errors, if an instruction is missing that
+hardware does without; in strict mode only for instructions that right kernels omit on purpose.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from tests.ptxemu.kernels import launch as launch_kernel
 _SIGNAL = "mbarrier.arrive.shared.b64 _, [full];"
 _STORE = f"{parts.WRITE}\ntcgen05.wait::st.sync.aligned;"
 
-# what a note calls missing -> a kernel without it; with the lines of variant "manual" it is silent
+# missing instruction of a note -> a kernel without it; with the lines of variant "manual" there is
+# no note
 NOTES = {
     "bar.warp.sync before the arrival": Scenario(
         """
@@ -117,7 +119,7 @@ NOTES = {
 }
 
 
-ALWAYS = {  # said without strict, too
+ALWAYS = {  # reported without strict, too
     "tcgen05.wait::ld between the two",
     "bar.warp.sync before the arrival",
     "cp.async.bulk.wait_group.read",
@@ -132,7 +134,7 @@ def findings(missing: str, variant: str = "", *, strict: bool = True) -> list[Fi
 
 _BEFORE, _AFTER = "tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync"
 _MEET = ("barrier.cluster.arrive.aligned;", "barrier.cluster.wait.aligned;")
-# Each way to tell others, and to hear of them: (what comes before, the line itself).
+# Each way to signal others, and to wait for them: (preceding code, the line itself).
 SIGNALS = {
     "mbarrier": ("", "mbarrier.arrive.shared.b64 _, [full];"),
     "named barrier": ("", "bar.arrive 3, 128;"),
@@ -149,7 +151,7 @@ WAITS = {
 
 
 def _noted(body: str, name: str, missing: str) -> bool:
-    """Whether the line `name` of a kernel of one CTA is said to lack it."""
+    """Whether a finding says that the line `name` of a one-CTA kernel lacks `missing`."""
     kernel = write(Scenario(body, barriers={"full": 128}))
     report = launch(Scenario(body, barriers={"full": 128}), ptxemu.load(kernel.text), strict=True)
     lines = [found.line for found in report.findings if found.missing == missing]
@@ -185,7 +187,7 @@ def test_one_fence_is_missing_where_one_would_do():
 
 @pytest.mark.parametrize("late", [False, True])
 def test_lanes_that_arrive_in_parts_tell_of_themselves(late):
-    """late: the others store once more before this half arrives, and tell nobody of it."""
+    """late: the other lanes store again before this half arrives, and do not signal that."""
     again = "st.shared.b32 [%mine], %zero;" * late
     body = f"""
         warp 0:
@@ -236,7 +238,7 @@ def test_without_strict_a_note_lists_all_lines_that_lack_the_same():
 
 
 def test_a_store_behind_an_allocation_is_found():
-    """The process has memory there, so that only the checker can tell."""
+    """The process has memory there, so that only the checker can notice."""
     body = "all: \n add.u64 %output, %output, {}; \n st.global.b32 [%output], %lane;"
     buffer = aligned_copy(np.zeros(64, np.uint32))
     start = buffer.ctypes.data
@@ -255,7 +257,7 @@ HALF = "mov.u32 %r2, %r0;"  # both to the same place
 
 
 def two_ctas_store(place: str, words: int = 64) -> ptxemu.LaunchReport:
-    """Each lane of two CTAs stores its number at `place`, of lane and %r1, the CTA."""
+    """Each lane of two CTAs stores its number at `place`, a function of lane and %r1, the CTA."""
     out = np.zeros(words, np.uint32)
     body = f"{POINTER}mov.u32 %r1, %ctaid.x;\n{place}\nmad.wide.u32 %rd2, %r2, 4, %rd1;"
     text = kernel(f"{body}\nst.global.u32 [%rd2], %r0;", ".param .u64 d")
@@ -269,7 +271,7 @@ def test_an_index_that_two_ctas_share_is_noted_where_others_get_nothing():
     assert "128 of the 256 bytes" in found.message
     assert found.accesses[0].known_as == "parameter 0"
     assert report.partly[0].startswith("parameter 0: 128 of 256 bytes, at PTX line")
-    whole = two_ctas_store(HALF, words=32)  # nobody's part is missing
+    whole = two_ctas_store(HALF, words=32)  # no part is missing
     right = two_ctas_store("mad.lo.u32 %r2, %r1, 32, %r0;")
     assert [whole.findings, whole.partly, right.findings, right.partly] == [[], [], [], []]
 
@@ -301,7 +303,7 @@ def test_two_ctas_that_store_what_differs_need_an_index_of_their_own():
 
 @pytest.mark.parametrize(("given", "asked"), [(24, 240), (32, 240), (40, 232), (40, 240)])
 def test_a_launch_has_no_more_registers_than_it_took(given: int, asked: int):
-    """Of 384 threads 168 for each, 64,512 in all, and not all of the file."""
+    """Each of 384 threads has 168 registers, 64,512 in all, which is not the whole file."""
     text = kernel(
         "mov.u32 %r0, %tid.x; setp.ge.u32 %p0, %r0, 256; @%p0 bra GIVE;\n"
         f"setmaxnreg.inc.sync.aligned.u32 {asked}; bra.uni DONE;\n"
@@ -315,7 +317,7 @@ def test_a_launch_has_no_more_registers_than_it_took(given: int, asked: int):
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_fifth_warp_may_ask_for_registers_alone(strict: bool):
-    """As in CUTLASS's GEMM for GeForce."""
+    """CUTLASS's GEMM for GeForce does this."""
     text = kernel("setmaxnreg.dec.sync.aligned.u32 40;")
     found = launch_kernel(text, block=(160,), strict=strict, check=True).findings
     notes = ["setmaxnreg in a warpgroup of 1 warps, not 4"] if strict else []

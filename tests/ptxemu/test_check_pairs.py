@@ -1,5 +1,6 @@
-"""The race checker, by pairs: a kernel that is right is not reported, the same kernel without one
-of its waits, fences or barriers is, with the lines and the name of what is missing."""
+"""The race checker, by pairs: a right kernel is not reported; the same kernel without one of its
+waits, fences or barriers is, with the lines and the missing instruction.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def _loaded(name: str) -> ptxemu.Module:
 
 
 def _shown(findings: list[Finding], kernel: Written) -> str:
-    """For the message of a failed test."""
+    """Text for the message of a failed test."""
     lines = []
     for found in findings:
         lines.append(f"{found.check}: {found.message}; missing: {found.missing}")
@@ -36,7 +37,7 @@ def _shown(findings: list[Finding], kernel: Written) -> str:
 
 
 def _says(found: Finding, kernel: Written, lacks: Lacks) -> bool:
-    """The finding names what the variant lacks, and the lines."""
+    """Whether the finding names the lines, and what the variant lacks."""
     lines = [kernel.names[name] for name in (lacks.earlier, lacks.later) if name]
     named = [access.line for access in found.accesses if access.line] or [found.line]
     return (
@@ -58,7 +59,7 @@ def test_a_right_kernel_is_not_reported(name: str, policy: str) -> None:
 
 @pytest.mark.parametrize(("name", "variant"), PAIRS)
 def test_what_a_variant_lacks_is_named(name: str, variant: str) -> None:
-    """The friendliest schedule is enough: the results are right, most of the time."""
+    """The friendliest schedule is enough, although the results are mostly right."""
     scenario = SCENARIOS[name]
     kernel = write(scenario, variant)
     assert kernel.text != write(scenario).text
@@ -77,7 +78,7 @@ def test_a_launch_comes_after_the_one_before_unless_it_is_a_dependent_one() -> N
 def test_memory_that_was_freed_is_not_what_the_launch_before_has_touched() -> None:
     scenario = SCENARIOS["griddepcontrol.wait"]
     module = ptxemu.load(write(scenario, "wait").text)
-    source, target = slice(0, 1), slice(1, 2)  # of which the kernel touches the latter
+    source, target = slice(0, 1), slice(1, 2)  # the kernel writes only the latter
     assert launch(scenario, module, "round-robin", freed=source).findings
     assert not launch(scenario, module, "round-robin", freed=target).findings
 
@@ -102,7 +103,7 @@ WAIT = "griddepcontrol.wait;"
 
 @pytest.mark.parametrize("end", ["", WAIT], ids=["never", "at its end"])
 def test_who_waits_for_a_launch_waits_for_those_that_it_waited_for(end: str) -> None:
-    """Of three launches the second runs beside the first; the third reads what the first wrote."""
+    """The second of three launches overlaps the first; the third reads what the first wrote."""
     cells = [aligned_copy(np.zeros(4, np.uint32)) for _ in range(5)]
     found: list[Finding] = []
     launches = ((0, 1, WAIT, ""), (0, 2, "", end), (1, 3, WAIT, ""))
@@ -116,7 +117,7 @@ def test_who_waits_for_a_launch_waits_for_those_that_it_waited_for(end: str) -> 
 
 
 def test_a_launch_without_a_checker_is_the_one_before_the_next() -> None:
-    """What it has touched nobody knows; what was touched before it has long been there."""
+    """Accesses of such a launch are unknown; those of earlier launches have long completed."""
     scenario = SCENARIOS["griddepcontrol.wait"]
     launch(scenario, _loaded("griddepcontrol.wait"), "round-robin")
     assert ptxemu.module.memory_before.get() is not None

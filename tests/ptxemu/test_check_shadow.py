@@ -1,5 +1,6 @@
-"""What routines of the checker decide at a glance is what numpy decides: the same races, and the
-same stamps behind each access."""
+"""Fast checks of the checker agree with numpy: the same races, and the same stamps after each
+access.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ KINDS = ("", "cp.async", "tensor core", "bulk read")
 
 
 class Warps:
-    """Of one cluster, with what they do at random."""
+    """Warps of one cluster, with random actions."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -45,7 +46,7 @@ class Warps:
         self.tickets: list[Ticket] = []
 
     def order(self) -> None:
-        """Something that is no access."""
+        """A random action other than an access."""
         clock, other = self.random.sample(self.clocks, 2)
         match self.random.randrange(8):
             case 0 | 1 | 2:
@@ -85,7 +86,7 @@ class Warps:
 
 
 def cells_of(rng: random.Random) -> tuple[Any, int]:
-    """What makes cells, and how many lanes have their own of them."""
+    """Return a maker of cells, and the number of lanes with separate cells."""
     match rng.randrange(3):
         case 0:
             first, count = rng.randrange(CELLS - 8), rng.randrange(1, 9)
@@ -102,7 +103,7 @@ def cells_of(rng: random.Random) -> tuple[Any, int]:
 
 
 def access(shadow: Shadow, cells: Cells, by: Any, mark: Mark, write: bool) -> list[Any]:
-    """The races; none where a routine is sure of that."""
+    """Return the races; none if the fast check excludes them."""
     found: list[Any] = []
     if not shadow.surely(cells, by, mark, write):
         what = shadow.write if write else shadow.read
@@ -198,8 +199,8 @@ def test_the_same_of_global_memory(seed: int, monkeypatch: pytest.MonkeyPatch) -
     assert sure > 20
 
 
-# Which tcgen05.ld may be under way at an arrival, read off the program (`check.tensor_loads`). What
-# ptxas does with each of these is in docs/ptxemu/checker.md.
+# Loads (tcgen05.ld) that may be in flight at an arrival, derived from the program
+# (`check.tensor_loads`). docs/ptxemu/checker.md says what ptxas does in each case.
 
 LOAD = "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r3, %r4}, [%r1];\n"
 OTHER = "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r6}, [%r1];\n"
@@ -209,7 +210,7 @@ ARRIVE = "mbarrier.arrive.shared.b64 _, [%r2];\n"
 STORE, KEEP = "st.shared.b32 [%r9], %r5;\n", "st.shared.b32 [%r9+4], %r5;\n"
 BRANCH = "setp.eq.u32 %p0, %r8, 0;\n@%p0 bra L;\n"
 
-CASES = {  # body, and how many loads may be under way at the last arrival; all need %r5 at the end
+CASES = {  # body, most loads in flight at the last arrival; all use %r5 at the end
     "nothing": ("", 0),
     "a load": (LOAD, 1),
     "a wait": (LOAD + WAIT, 0),
@@ -228,7 +229,7 @@ CASES = {  # body, and how many loads may be under way at the last arrival; all 
     ),
     "a branch that the data takes": (
         f"{LOAD}{ADD}setp.eq.u32 %p1, %r5, 0;\n@%p1 bra L;\nadd.u32 %r5, %r5, 1;\nL:\n",
-        1,  # ptxas makes a selection of it
+        1,  # ptxas turns it into a selection
     ),
     "a reduction to memory": (LOAD + ADD + "red.shared.add.u32 [%r9], %r5;\n", 0),
     "a store to tensor memory": (
@@ -259,15 +260,15 @@ def test_loads_under_way_at_an_arrival(name: str):
 
 
 def test_a_loop_is_followed_until_nothing_changes():
-    """The arrival comes before the load in the text, and behind it in the next iteration."""
+    """The arrival precedes the load in the text, and follows it in the next iteration."""
     program = ptxemu.load(kernel(f"L:\n{ARRIVE}{STORE}{LOAD}{ADD}{BRANCH}{KEEP}")).program(None)
     (arrival,) = (k for k, instr in enumerate(program.sites) if instr.root == "mbarrier")
     (load,) = (k for k, instr in enumerate(program.sites) if instr.opcode.startswith("tcgen05.ld"))
     assert flying(program.blocks, program.site_of)[arrival] == {load}
 
 
-# What a launch fetched or computed and never used is told where a script fails; what a tile is read
-# by another swizzle than it was written with, is a note.
+# Data that a launch fetched or computed without using it is listed when a script fails; reading a
+# tile with a swizzle other than it was written with is a note.
 
 USE = "ld.shared.b32 %r1, [%mine];\nst.global.b32 [%out], %r1;"
 TWO_LOADS = f"""warp 0:
@@ -305,7 +306,7 @@ def test_a_result_that_the_next_mma_overwrites() -> None:
 
 
 def test_a_tile_that_is_fetched_again() -> None:
-    """Of two copies in one loop, the second has another address or the same."""
+    """The second of two copies in one loop has another address, or the same."""
     for step, told in ((0, True), (128, False)):
         loads = f"""warp 0:
             {parts.expect(256)}
@@ -323,7 +324,7 @@ def test_a_tile_that_is_fetched_again() -> None:
 
 
 def test_parts_of_inputs_and_outputs() -> None:
-    """What is loaded is no more than 256 bytes of a buffer."""
+    """The loads cover no more than 256 bytes of a buffer."""
     lines = clues([report_of(TWO_LOADS.format(use=USE))]).splitlines()
     assert "kernel scenario" in lines[0]
     (unread,) = (line for line in lines if "nothing reads 16,384 of its 16,640 bytes, " in line)
@@ -363,7 +364,7 @@ def test_a_box_outside_of_its_tensor() -> None:
 
 @pytest.mark.parametrize("mode", [0, 6])
 def test_another_swizzle(mode: int) -> None:
-    """The tensor maps have none."""
+    """The tensor maps have no swizzle."""
     body = f"""warp 0:
     {parts.tma_load(into="a")}
     wait full, 0;

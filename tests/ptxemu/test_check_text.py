@@ -1,4 +1,4 @@
-"""Findings as text and as JSON: put together, ordered, with roles, places and what is missing."""
+"""Findings as text and as JSON: merged, ordered, with roles, places and missing instructions."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def launched(*findings: Finding, entry: str = "gemm", **options: object) -> Laun
 
 
 def by(finding: Finding, **changes: object) -> Finding:
-    """The same with another first access."""
+    """Return the finding with a changed first access."""
     first, *rest = finding.accesses
     return replace(finding, accesses=(replace(first, **changes), *rest))
 

@@ -14,8 +14,8 @@ from ptxemu.errors import HardwareRefusal, PtxEmuError, PtxSyntaxError, Unsuppor
 from ptxemu.record.recording import SEND
 from tests.ptxemu.kernels import DYNAMIC, kernel, launch
 
-# try_cancel may fail although clusters are left: they then run as ordinary ones. Who takes over how
-# much when a launch is recorded, for a model of time.
+# try_cancel may fail although clusters are left: they then run as ordinary ones. In a recorded
+# launch, for a model of time, the clusters that take over work, and how much, are fixed.
 
 CLUSTERS = 9
 _COUNTED = "atom.global.add.u32 %r50, [%rd0+36], 1;\n"
@@ -26,7 +26,7 @@ def program() -> str:
 
 
 def starts(policy: str, seed: int) -> int:
-    """How many CTAs were launched; each piece of work has to be done once, whoever does it."""
+    """Count the launched CTAs; each piece of work has to be done exactly once."""
     text = program().replace("NEXT:", f"@%p0 {_COUNTED}NEXT:")
     out = np.zeros(CLUSTERS + 1, np.uint32)
     launch(text, out, grid=(CLUSTERS,), smem_bytes=128, policy=policy, seed=seed, resident=1)
@@ -46,7 +46,7 @@ def test_a_request_may_fail_while_clusters_are_left(policy: str) -> None:
 
 
 def asked(clusters: Any = None, resident: int | None = None) -> dict[int, int]:
-    """Cluster -> how often it asked for another one's work, in a launch that is recorded."""
+    """Cluster -> number of its requests for the work of another, in a recorded launch."""
     out = np.zeros(CLUSTERS, np.uint32)
     how = {"record": True, "clusters": clusters, "resident": resident}
     recording = launch(program(), out, grid=(CLUSTERS,), smem_bytes=128, **how).recording
@@ -55,7 +55,7 @@ def asked(clusters: Any = None, resident: int | None = None) -> dict[int, int]:
         warp.cluster: sum(event.what == SEND for event in warp.events) for warp in recording.warps
     }
     assert (out <= 1).all()
-    assert sum(out) == sum(counts.values())  # the last request of each is in vain
+    assert sum(out) == sum(counts.values())  # the last request of each fails
     return counts
 
 
@@ -68,7 +68,7 @@ def test_recorded_each_takes_as_much_of_the_rest_as_any_other():
 
 
 def test_those_of_a_sample_take_what_they_would_have_had_among_all():
-    """Of four places two are executed, and two of the five that are left."""
+    """Two of four places are executed, with two of the five remaining clusters."""
     assert asked(clusters=2, resident=4) == {0: 2, 3: 2}
     assert asked(clusters=[1, 2], resident=4) == {1: 2, 2: 2}
     assert asked(clusters=lambda places: (0, places - 1), resident=4) == {0: 2, 3: 2}
@@ -88,7 +88,7 @@ mad.lo.u32 %r2, %r5, 3, %r2;"""
 
 
 def test_a_response_may_be_read_without_the_queries():
-    """cuDNN's attention does."""
+    """cuDNN's attention does this."""
     text = program()
     for query, words in _QUERIES.items():
         assert query in text
@@ -110,7 +110,7 @@ def test_all_axes_of_a_response():
     assert (out == 1).all()
 
 
-# What directives of a kernel ask of its launch: threads of a CTA, CTAs of a cluster.
+# Requirements of a kernel's directives on its launch: threads of a CTA, CTAs of a cluster.
 #
 # PTX ISA, "Performance-Tuning Directives", "Cluster Dimension Directives".
 
@@ -178,7 +178,7 @@ def test_a_cluster_is_explicit_where_it_is_named(directives, cluster, wanted):
     assert out.tolist() == [wanted] * 4
 
 
-# directives, CTAs, cluster of the launch -> what the error names
+# directives, CTAs, cluster of the launch -> text of the error
 REFUSED = [
     (".reqnctapercluster 2, 1, 1", 4, (4,), r"cluster=\(4, 1, 1\).*\(2, 1, 1\)"),
     (".reqnctapercluster 2, 1, 1", 4, (1,), r"cluster=\(1, 1, 1\).*reqnctapercluster"),
@@ -207,7 +207,7 @@ def test_clusters_that_are_not_portable_are_a_wish_of_the_host():
         ranks("", 17, (17,), non_portable=True)
 
 
-# what ptxas 13.5 does not assemble, and what is not emulated
+# PTX that ptxas 13.5 does not assemble, and PTX that is not emulated
 NOT_PTX = [
     (".reqnctapercluster 2 .maxclusterrank 4", "sm_100a", PtxSyntaxError, "cannot both"),
     (".maxntid 32 .reqntid 32", "sm_100a", PtxSyntaxError, "cannot both"),
@@ -277,14 +277,14 @@ def findings(signal: str, wait: str, policy: str, seed: int) -> list[str]:
 @pytest.mark.parametrize("policy", ["round-robin", "random", "adversarial"])
 @pytest.mark.parametrize("signal", SIGNALS)
 def test_a_signal_into_an_exited_cta_is_found(signal: str, policy: str) -> None:
-    """With the wait under no schedule, without it under one of four at least."""
+    """No schedule has findings with the wait; without it at least one of four does."""
     assert not any(findings(signal, WAIT, policy, seed) for seed in range(4))
     found = [findings(signal, "", policy, seed) for seed in range(4)]
     assert ["exited"] in found
     assert all(checks in ([], ["exited"]) for checks in found)
 
 
-# CTA 0 expects bytes at the barrier of CTA 1 and copies them there; CTA 1 exits later than that.
+# CTA 0 expects bytes at the barrier of CTA 1 and copies them there; CTA 1 exits after that.
 COPY = f"""{MEET}    ld.param.u64 %rd0, [input];
     @%p1 bra NEXT;
     @%p0 bra NEXT;
@@ -311,7 +311,7 @@ COPIES = {
 
 @pytest.mark.parametrize("copy", COPIES)
 def test_bytes_into_an_exited_cta_are_found(copy: str) -> None:
-    """They come last of all."""
+    """The bytes arrive last."""
     how = {"grid": (2,), "cluster": (2,), "smem_bytes": 1024, "policy": "adversarial", "seed": 0}
     for wait, found in ((WAIT, []), ("", ["exited"])):
         body = COPY.replace("ISSUE", COPIES[copy]).replace("WAIT", wait)

@@ -1,4 +1,4 @@
-"""`python -m ptxemu dump` and `mutate`: what is written, what is noticed, what goes on."""
+"""`python -m ptxemu dump` and `mutate`: their files, their verdicts, their continuation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ptxemu.mutation import rerun
 from tests.ptxemu.kernels import kernel, launch
 from tests.ptxemu.test_watch import HANG, NOTHING, RACE
 
-ORDERED = kernel(  # warp 1 reads what warp 0 writes, behind a barrier
+ORDERED = kernel(  # warp 1 reads what warp 0 writes, after a barrier
     """mov.u32 %r0, %tid.x;
     setp.lt.u32 %p0, %r0, 32;
     @%p0 st.shared.u32 [cell], %r0;
@@ -67,7 +67,7 @@ def broken(x): return x / None
 
 
 def compared(*words):
-    """The exit code."""
+    """Return the exit code."""
     return compare.main([*words, "8"])
 
 
@@ -199,7 +199,7 @@ def _swallowed(ptx):
 @pytest.mark.parametrize(
     ("lines", "by"),
     [
-        ({FIRST: ""}, rerun.UNNOTICED),  # the other barrier stands for it
+        ({FIRST: ""}, rerun.UNNOTICED),  # the other barrier replaces it
         ({SECOND: ""}, rerun.UNNOTICED),
         ({FIRST: "", SECOND: ""}, rerun.CHECKER),
         ({FIRST: "@%p0 bar.sync 1, 64;"}, rerun.DEADLOCK),
@@ -259,7 +259,7 @@ def test_the_table_counts_and_names_what_went_unnoticed():
 
 
 def test_a_campaign_goes_on_where_it_was(monkeypatch, tmp_path):
-    """What the file holds for the same text and rules is not judged again."""
+    """Verdicts in the file for the same text and rules are not repeated."""
     asked = []
 
     def judged(options, rules, tasks, *_):

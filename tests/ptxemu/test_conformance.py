@@ -1,7 +1,8 @@
-"""ptxemu against silicon: against results recorded on a GPU, and with --hw against the GPU at hand.
+"""ptxemu compared with silicon: with results recorded on a GPU, and with --hw with the local GPU.
 
-`scripts/conformance.py` runs all cases and writes the results; here every part of the registry must
-be in them, and a sample of the cases must still give what the GPU gave. `make sweep` takes all.
+`scripts/conformance.py` runs all cases and writes the results. Here every part of the registry must
+be in them, and a sample of the cases must still give the GPU's results. `make sweep` runs all
+cases.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from ptxemu.errors import UnsupportedPtx
 
 RESULTS = Path(__file__).parents[2] / "results" / "conformance_h100.json"
 INPUTS = 1000  # at least, of each form
-SAMPLE, ON_GPU = 97, 12  # every so manieth case
+SAMPLE, ON_GPU = 97, 12  # one in as many cases
 NAN = 0x7FC00005
 
 
@@ -45,7 +46,7 @@ def _record() -> dict:
 
 @cache
 def _cases() -> tuple[list[Case], list[str]]:
-    """Those of the record, and what is newer."""
+    """Return the cases of the record, and the names of newer ones."""
     return everything.recorded(_record())
 
 
@@ -55,14 +56,14 @@ def _unlike_silicon(cases: list[Case], options: Options | None = None) -> list[s
 
 
 def _left(ran: list[str]) -> dict[coverage.Item, str]:
-    """What of the registry none of these witnesses, with the reason."""
+    """Return the parts of the registry that none of these cases covers, with the reason."""
     return coverage.missing(ran, _record()["refused_for_this_gpu"])
 
 
 # -- the record -------------------------------------------------------------------------------
 
-# What attention and products of quantised weights need on GPUs that only have mma.sync: none of
-# their instructions is known by the manual alone.
+# Instructions of attention and of products with quantised weights on GPUs that only have mma.sync:
+# none of them is based on the manual alone.
 MMA_SYNC = (
     "mma.sync.aligned.m16n8{k8|k16}.row.col.{f32.f16.f16.f32|f16.f16.f16.f16|f32.bf16.bf16.f32}",
     "mma.sync.aligned.m16n8{k16|k32}.row.col{|.satfinite}.s32.{s8|u8}.{s8|u8}.s32",
@@ -97,7 +98,7 @@ def test_silicon_has_answered_for_what_mma_sync_needs(pattern: str) -> None:
 def test_every_item_of_the_registry_ran_was_refused_or_has_a_reason() -> None:
     ran = [*_record()["forms"], *_record()["approximations"]]
     left = _left(ran)
-    if not all(left.values()):  # programs that are newer than the record may hold it
+    if not all(left.values()):  # programs newer than the record may contain it
         left = _left([*ran, *_cases()[1]])
     unexplained = [item for item, why in left.items() if not why]
     assert not unexplained, f"in no program and in no list: {unexplained[:20]}"
@@ -112,7 +113,7 @@ def test_a_form_that_no_program_holds_is_noticed() -> None:
 
 
 def test_the_record_may_be_older_than_some_programs() -> None:
-    """An instruction, a form in a program of several, and a program, none of which is recorded."""
+    """An instruction, a form in a program with several, and a program are not recorded."""
     new = ("lop3.b32", "atom.shared.add.u32")
     forms = {form: row for form, row in _record()["forms"].items() if form not in new}
     silicon = {name: x for name, x in _record()["silicon"].items() if name != "cluster of 8"}
@@ -142,7 +143,7 @@ def test_approximations_are_within_the_bounds_of_the_manual() -> None:
         assert row["inputs"] >= INPUTS
 
 
-# -- ptxemu as it is now ------------------------------------------------------------------------
+# -- the current ptxemu -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("pattern", [pattern for pattern, _ in coverage.DECLINED])
@@ -170,7 +171,7 @@ def test_all_cases_give_what_the_gpu_gave(policy: str) -> None:
 
 
 def test_all_sums_are_those_of_the_gpu() -> None:
-    """Bit for bit, where the record has them."""
+    """Sums are compared bit for bit if the record has them."""
     record = _record()
     how, cases = ("aligned", record["setting"]["target"]), everything.recorded_sums(record)
     assert not list(everything.unlike(record, emulated(cases, 1, how)))
@@ -178,7 +179,7 @@ def test_all_sums_are_those_of_the_gpu() -> None:
 
 @pytest.mark.hw
 def test_the_gpu_at_hand_agrees() -> None:
-    """Every so manieth case, elementwise ones included, bit for bit or within the bound."""
+    """Every ON_GPU-th case, elementwise ones included, agrees bit for bit or within the bound."""
     found = Campaign()
     cases = list(everything.cases(_record()["refused_for_this_gpu"]))
     for case in cases[::ON_GPU]:
@@ -208,7 +209,8 @@ def test_a_session_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
 
 
 def _tensor_core(chosen: list[precision.Probe], bits: int, together: int) -> np.ndarray:
-    """Sums of so many products with what is there, cut off so many bits below the largest."""
+    """Sums of `together` products with the total so far, truncated `bits` bits below the
+    largest."""
     out = []
     for probe in chosen:
         total = probe.c

@@ -1,7 +1,7 @@
-"""Operands of which only some bits count: the others may be anything.
+"""Operands of which only some bits count: the other bits may be anything.
 
-Each instruction is executed with clean operands and with others in the bits that do not count, with
-an operand for each lane, one that all lanes share, and one that is a constant of the text.
+Each instruction is executed with clean operands, and with operands that differ in bits that do not
+count. An operand differs by lane, is uniform, or is a constant in the text.
 """
 
 from __future__ import annotations

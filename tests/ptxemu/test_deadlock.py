@@ -1,4 +1,6 @@
-"""A deadlock explains itself: who waits for whom, what is missing, and what is likely wrong."""
+"""A deadlock report explains which warp waits for which, what is missing, and the likely
+mistake.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +61,8 @@ def roles(consumer: str, producer: str, *, full: int = 1, empty: int = 1) -> str
 
 
 def ring(*, first: int = 1, release: str = ARRIVE.format("%r6"), nbytes: int = 128) -> str:
-    """Five tiles through two stages, of which the consumer gives each back. In %r3 the tile, in %r4
-    the stage's offset, in %r5 and %r6 its barriers, in %r7 the parity of its phase."""
+    """Five tiles through two stages, each released by the consumer. %r3 is the tile, %r4 the
+    stage's offset, %r5 and %r6 are its barriers, %r7 is the parity of its phase."""
     step = """and.b32 %r4, %r3, 1;
 shl.b32 %r4, %r4, 3;
 mov.u32 %r5, full;
@@ -81,7 +83,7 @@ and.b32 %r7, %r7, 1;
 
 @dataclass(frozen=True)
 class Bug:
-    """A kernel, and what its report has to say."""
+    """A kernel, and text that its report has to contain."""
 
     body: str
     says: tuple[str, ...]
@@ -208,7 +210,7 @@ BUGS = {
         ("could signal it",),
     ),
     "roles one behind the other": Bug(
-        roles(  # the second half is of warp 2, but the first could come there
+        roles(  # the second half is missing from warp 2, but the first half could get there
             "setp.eq.u32 %p5, %r1, 2;\n@%p5 bra SECOND;\n"
             + wait("full", 0, "V")
             + wait("full", 1, "X")
@@ -253,7 +255,7 @@ BUGS = {
         threads=96,
     ),
     "the other stage": Bug(
-        roles(  # warp 1 arrives on empty+8 in place of empty, the second time
+        roles(  # warp 1 arrives on empty+8 instead of empty, the second time
             "setp.eq.u32 %p5, %r1, 2;\n@%p5 bra SECOND;\n"
             + ARRIVE.format("empty")
             + wait("full", 0, "V")
@@ -273,7 +275,7 @@ BUGS = {
         threads=96,
     ),
     "code of another role": Bug(
-        roles(  # warp 1 could come to what is behind SECOND, as the text tells
+        roles(  # according to the text warp 1 could reach the code after SECOND
             "setp.eq.u32 %p5, %r1, 2;\n@%p5 bra SECOND;\n"
             + wait("full+8", 0, "V")
             + "@!%p5 bra DONE;\nSECOND:\n"
@@ -301,7 +303,7 @@ BUGS = {
             "likely cause: barrier 2 counts 128 threads and only 96 come; others wait at another",
             "barrier.arrive before a warp's own wait was left out",
         ),
-        ("likely cause: barrier 1",),  # said once
+        ("likely cause: barrier 1",),  # reported once
         threads=128,
     ),
     "cluster barrier": Bug(
@@ -429,7 +431,7 @@ def test_other_errors_keep_their_traceback() -> None:
 
 
 def test_the_address_of_a_ring_is_followed_through_registers() -> None:
-    """Stages of two rings are told apart though the stage is not known before run time."""
+    """Stages of two rings are distinguished although the stage is unknown before run time."""
     bug = BUGS["release missing"]
     aside = f"add.u32 %r10, %r5, 0;\n{ARRIVE.format('%r10')}"
     body = bug.body.replace("PRODUCER:\n", f"PRODUCER:\nbra OVER;\n{aside}OVER:\n")

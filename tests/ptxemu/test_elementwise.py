@@ -1,5 +1,6 @@
-"""Every elementwise form, and some with immediate operands, in every way that differs inside (see
-`elementwise`): bit for bit as the manual has it, approximations within their bounds."""
+"""Every elementwise form, and some with immediate operands, on every internal path (see
+`elementwise`): bit for bit as in the manual, approximations within their bounds.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +18,16 @@ from lab.silicon.conformance.semantics import LETTERS, alike, evaluate
 from lab.silicon.conformance.values import operands
 from ptxemu import Options, load
 
-# Elementwise instructions -> a program that executes each in every way that differs inside.
+# Elementwise instructions -> a program that executes each on every internal path.
 #
 # The emulator keeps a register as one Python scalar while its lanes agree and as an array
-# otherwise, groups equal operations on several registers, and merges what a part of the warp
-# computes. So an instruction runs here on per-lane operands (four at once, alone), on operands
-# loaded from one address (four, alone), on mixtures of both, and under a divergent branch into a
-# register that holds something.
+# otherwise, groups equal operations on several registers, and merges results of a part of the warp.
+# So an instruction runs here on per-lane operands (four at once, alone), on operands loaded from
+# one address (four, alone), on mixtures of both, and under a divergent branch into a register with
+# a previous value.
 
 LANES = 32
-SETS = 4  # equal operations on distinct registers: the least that is grouped
+SETS = 4  # equal operations on distinct registers: the smallest group
 COUNT = LANES * SETS
 UNIFORM = (3, 40, 77, 126)  # elements that serve as uniform operands
 SENTINEL = 0x5A5A5A5A5A5A5A5A
@@ -49,7 +50,7 @@ def _sections(sources: int) -> list[tuple[str, ...]]:
 
 
 def _index(register: str) -> np.ndarray:
-    """Which element of its source each lane of a register holds."""
+    """Index of the element of its source that each lane of a register holds."""
     which = int(register[-1])
     if register[0] == "u":
         return np.full(LANES, UNIFORM[which])
@@ -71,7 +72,7 @@ def _load(letter: str, bits: int) -> list[str]:
 
 
 def _text(variants: Sequence[Variant], sections: list[tuple[str, ...]]) -> str:
-    """Result s of variant v is %d{v}_{s}, and goes to row s of buffer d{v}."""
+    """Result s of variant v is %d{v}_{s}, and is stored to row s of buffer d{v}."""
     kinds, bits = variants[0].sources, register_bits(variants[0].target)
     held, last = SENTINEL & (1 << bits) - 1, len(sections) - 2
     lines = [".reg .b32 %lane, %t; .reg .pred %skip; .reg .b64 %pd, %vd; mov.u32 %lane, %tid.x;"]
@@ -93,7 +94,8 @@ def _text(variants: Sequence[Variant], sections: list[tuple[str, ...]]) -> str:
 
 
 def program(variants: Sequence[Variant]) -> tuple[Program, list[np.ndarray]]:
-    """The program of variants with equal operands, and the operands of each element of a result."""
+    """Return the program of variants with equal operands, and the operands of each element of a
+    result."""
     kinds = variants[0].sources
     sources = operands(kinds, " ".join(kinds), COUNT)
     sections = _sections(len(kinds))
@@ -178,7 +180,7 @@ def test_instructions(group: tuple[Variant, ...]) -> None:
 @pytest.mark.hw
 @pytest.mark.parametrize("group", _groups(), ids=_named)
 def test_instructions_on_gpu(group: tuple[Variant, ...]) -> None:
-    """One by one, as the GPU at hand may lack some of them."""
+    """Variants run one by one, as the local GPU may lack some of them."""
     lacking = []
     for variant in group:
         built, sources = program((variant,))

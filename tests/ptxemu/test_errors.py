@@ -1,4 +1,4 @@
-"""What the emulator refuses: each error has its kind, its PTX line, and the line's text."""
+"""Refusals of the emulator: each error has its kind, its PTX line, and the line's text."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ _ARRAY = np.zeros(64, np.uint32)
 
 
 def marked(text: str) -> tuple[int, str]:
-    """The line that ends in //!, and its number."""
+    """Return the line that ends in //!, and its number."""
     return next((k, x) for k, x in enumerate(text.splitlines(), 1) if x.endswith("//!"))
 
 
 def refused(kind: type[PtxEmuError], message: str, text: str, **how: object) -> None:
-    """The launch (or the load) of `text` raises `kind`, naming the line that ends in //!"""
+    """Check that the launch (or the load) of `text` raises `kind`, naming the line that ends
+    in //!"""
     with pytest.raises(kind, match=message) as caught:
         launch(text, **how)
     found = caught.value
@@ -76,7 +77,7 @@ MISALIGNED = {
     "shared": "st.shared.b64 [fixed+4], %rd1;",
     "atomic": "atom.shared.add.u32 %r1, [fixed+2], 1;",
 }
-# what is said, and of what
+# message, and the refused line
 UNITS = {
     "allocation size": ("48 columns", ALLOC.format(48)),
     "allocation too large": ("1024 columns", ALLOC.format(1024)),
@@ -134,7 +135,7 @@ def test_what_is_refused(kind: type[PtxEmuError], message: str, body: str, polic
     refused(kind, message, text, policy=policy, params=pointers(_ARRAY))
 
 
-# the checker looks at what an operation reaches before it is done: the bounds come first
+# the checker reads the operation's range before it is done: the bounds are checked first
 OUTSIDE = {
     "cp": (
         "SMEM offset 0x40ff0, limit is 0x800",
@@ -324,7 +325,7 @@ def test_parameters_are_checked() -> None:
 # -- hangs ----------------------------------------------------------------------------------
 
 
-# threads, what is said, and of what
+# threads, message, and the line
 DEADLOCKS = {
     "an mbarrier": (
         32,
@@ -386,7 +387,7 @@ def test_an_endless_loop_meets_the_limit(policy: str) -> None:
 
 
 def test_a_long_loop_is_not_a_hang() -> None:
-    """More turns than the poll detector looks at, and nothing but arithmetic in them."""
+    """The loop has more iterations than the poll detector examines, and only arithmetic in them."""
     out = np.zeros(4, np.uint32)
     body = (
         "ld.param.u64 %rd1, [d];\nmov.u32 %r1, 0;\nL:\nadd.u32 %r1, %r1, 1;\n"
@@ -430,7 +431,7 @@ STORE = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%rd2, {%r2,
     ],
 )
 def test_tensor_boxes_that_hardware_refuses(copy: str, x: int, y: int, message: str) -> None:
-    """As measured on an H200, which raises an illegal instruction."""
+    """Measured on an H200, which raises an illegal instruction."""
     data = aligned_copy(np.zeros(4096, np.uint16))
     described = encode(data.ctypes.data, (64, 64), (128,), (64, 8), "u16", "none")
     body = TENSOR.format(copy=f"{copy} //!", x=x, y=y)

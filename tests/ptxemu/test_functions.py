@@ -1,5 +1,5 @@
-"""Calls of device functions: arguments and results in both spaces, calls in calls, divergent ones,
-branches and loops within, and what is refused.
+"""Calls of device functions: arguments and results in both spaces, nested and divergent calls,
+branches and loops inside, and refusals.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def test_the_function_may_stand_behind_the_kernel() -> None:
 
 
 def test_a_call_of_some_lanes() -> None:
-    """The others keep what they have; the result of a call that did not happen is undefined."""
+    """Other lanes keep their values; the result of a call that did not happen is undefined."""
     body = "mov.u32 %r9, 1; setp.lt.u32 %p0, %r0, 9; @!%p0 bra AROUND;"
     body += CALL.format("%r0", "100", "call", "%r9") + "AROUND:\n"
     assert (results(body, MIX) == np.where(X < 9, mixed(X, 100), 1)).all()
@@ -161,7 +161,7 @@ def test_what_is_not_supported_is_refused_by_name(changed: str, what: str) -> No
 
 
 def chained(levels: int, calls: int) -> str:
-    """Functions of which each calls the one before so many times; the kernel calls the last."""
+    """Functions that each call the previous one `calls` times; the kernel calls the last one."""
     bodies = ["", *(f"call f{level};\n" * calls for level in range(levels - 1))]
     functions = [f".func f{level}() {{ {body} ret; }}\n" for level, body in enumerate(bodies)]
     return kernel(f"call f{levels - 1};\n", "", "".join(functions))

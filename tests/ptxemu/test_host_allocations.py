@@ -1,4 +1,4 @@
-"""What is seen of torch's memory from one launch to the next."""
+"""Visibility of torch's memory between launches."""
 
 import gc
 
@@ -78,7 +78,7 @@ def test_memory_that_only_another_library_keeps_is_known():
 
 @pytest.fixture
 def unfrozen():
-    """Whatever the session has frozen is frozen again behind the test."""
+    """Unfreeze objects for the test, and freeze them again after it."""
     count = gc.get_freeze_count()
     gc.unfreeze()
     yield
@@ -95,7 +95,7 @@ KERNEL = kernel("ld.param.u64 %rd1, [d]; st.global.b32 [%rd1], 7;", ".param .u64
     ("what", "check"), [("tensor", True), ("storage", False), ("subclass", False)]
 )
 def test_frozen_memory_is_found_by_its_address_alone(what, check):
-    """`gc.freeze` hides objects from `gc.get_objects`; kernels may still be given their address."""
+    """`gc.freeze` hides objects from `gc.get_objects`; kernels may still get their address."""
     tensor = torch.zeros(16, dtype=torch.int32)
     kept = tensor
     if what == "storage":

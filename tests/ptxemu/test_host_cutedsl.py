@@ -1,4 +1,4 @@
-"""Launch capture: small DSL kernels, their host code run into a launcher that records."""
+"""Launch capture: small DSL kernels, with their host code run into a recording launcher."""
 
 import gc
 import struct
@@ -74,7 +74,7 @@ def only_host(number: cutlass.Int32):
 
 
 def arguments():
-    """Of `scale`: vectors of any length, a factor, a stream."""
+    """Arguments of `scale`: vectors of any length, a factor, a stream."""
     n = cute.sym_int()
     x, y = (make_fake_compact_tensor(cutlass.Float32, (n,)) for _ in range(2))
     return x, y, 1.0, make_fake_stream()
@@ -186,7 +186,7 @@ def test_tvm_ffi_checks_its_arguments(ffi, vectors):
 
 
 def test_tvm_ffi_by_its_handle(ffi, vectors, tmp_path):
-    """As other languages call it; and libraries that keep what they export go on without that."""
+    """Other languages call it this way; libraries that keep their exports work without it."""
     import tvm_ffi
 
     requests = []

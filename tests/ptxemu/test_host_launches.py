@@ -1,4 +1,4 @@
-"""Launch structures and tensor maps of host code, as the CUDA runtime takes them."""
+"""Launch structures and tensor maps of host code, as the CUDA runtime reads them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ptxemu.machine.tensor_map import decode
 from ptxemu.numerics import swizzle
 from tests.ptxemu.kernels import DYNAMIC, kernel, launch
 
-STALE = 0xDEADBEEF  # what the host code leaves in the unused part of an attribute's union
+STALE = 0xDEADBEEF  # left by the host code in the unused part of an attribute's union
 
 
 def attribute(identifier: int, *words: int) -> bytes:
@@ -41,7 +41,8 @@ def attribute(identifier: int, *words: int) -> bytes:
 
 
 def config_at(*attributes: bytes) -> tuple[int, list]:
-    """The address of a configuration with these attributes, and what must stay alive meanwhile."""
+    """Return the address of a configuration with these attributes, and the objects to keep
+    alive."""
     raw = ctypes.create_string_buffer(b"".join(attributes), 72 * len(attributes) + 1)
     words = struct.pack(
         "<3I3IQQQI", 7, 8, 9, 128, 2, 1, 232448, 0x77, ctypes.addressof(raw), len(attributes)
@@ -170,7 +171,8 @@ def test_shared_memory_that_no_cta_has():
 
 
 def test_what_the_host_sets_is_kept_for_the_kernel():
-    """By its name: host code may ask for the kernel twice. Nothing is allowed for another one."""
+    """The setting is kept by name: host code may request the kernel twice. Other kernels get no
+    permission."""
     names = [ctypes.create_string_buffer(name) for name in (b"copy", b"copy", b"nothing")]
     symbols, launches = RuntimeSymbols(PTX), []
     handles = []
@@ -242,7 +244,7 @@ def test_a_module_says_its_target():
 
 
 def test_how_many_ctas_an_sm_has_room_for():
-    """Of kernels whose clusters take over the work of others."""
+    """The kernels have clusters that take over the work of others."""
     assert [ctas_of_sm(49 << 10, 8, target) for target in ("sm_100a", "sm_120a")] == [4, 2]
     assert [ctas_of_sm(0, 16, target) for target in ("", "sm_120a")] == [4, 3]
     assert ctas_of_sm(0, 1, "sm_120a") == 24

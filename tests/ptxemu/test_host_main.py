@@ -1,4 +1,4 @@
-"""`python -m ptxemu`: its commands, what a script sees, and a whole script with its launches."""
+"""`python -m ptxemu`: its commands, the view of a script, and a whole script with its launches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.lab.test_start_up import HEAVY, SECONDS, started
 
 @pytest.fixture
 def run_main(monkeypatch):
-    """Run main() in this process without the pretended GPU; gives the launcher that it made."""
+    """Run main() in this process without the simulated GPU; return the launcher that it made."""
     made = []
 
     def machine(launcher):

@@ -1,4 +1,4 @@
-"""torch's block-scaled products on the CPU, against float64 products of decoded operands."""
+"""torch's block-scaled products on the CPU, compared with float64 products of decoded operands."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def gpu() -> Iterator[None]:
 
 
 def operand(name: str, rows: int, k: int, seed: int) -> tuple[torch.Tensor, np.ndarray]:
-    """(rows, k) as torch has it, K last, and its values."""
+    """Return (rows, k) in torch's format, K last, and its values."""
     rng = np.random.default_rng(seed)
     if FORMATS[name][0] == "e4m3":
         codes = rng.integers(0x30, 0x48, (rows, k), dtype=np.uint8)
@@ -88,7 +88,7 @@ SIZES = (48, 0, 160)
 
 
 def grouped(name: str, a: torch.Tensor, b: torch.Tensor, of_a: list, of_b: list) -> torch.Tensor:
-    """of_a, of_b: scale factors of the blocks, and one more for each group, or not."""
+    """of_a, of_b: scale factors of the blocks, optionally followed by one for each group."""
     recipe = [RECIPES[FORMATS[name][2]], *[ScalingType.TensorWise] * (len(of_a) - 1)]
     return scaled_grouped_mm(
         a,
@@ -106,7 +106,7 @@ def grouped(name: str, a: torch.Tensor, b: torch.Tensor, of_a: list, of_b: list)
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_groups_of_rows(name):
-    """The last rows belong to none of the groups."""
+    """The last rows belong to no group."""
     n, k, rows = 144, 160, sum(SIZES) + 16
     a, of_a = operand(name, rows, k, 0)
     parts = [operand(name, n, k, 10 + g) for g in range(len(SIZES))]

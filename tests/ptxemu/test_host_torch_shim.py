@@ -1,4 +1,4 @@
-"""torch and cuda-bindings as on a machine with a GPU, for a while and without a trace."""
+"""torch and cuda-bindings as on a machine with a GPU, temporarily and without a trace."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class TestBlocks:
 
 @pytest.mark.usefixtures("gpu")
 class TestRedZones:
-    """What was asked for ends before its block does."""
+    """A requested size ends before its block does."""
 
     def launched(self, tensor, offset: int, line: str, **how):
         text = kernel(

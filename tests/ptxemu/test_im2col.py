@@ -1,5 +1,5 @@
-"""TMA in im2col mode: the bits of its tensor maps, which pixels an operation moves, by the manual's
-words pixel by pixel, with every rank, corner, stride and offset; stores, reductions, refusals.
+"""TMA in im2col mode: the bits of its tensor maps, the pixels of an operation as defined by the
+manual, with every rank, corner, stride and offset; stores, reductions, refusals.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def test_what_the_driver_rejects(change, message):
 
 
 class Images(NamedTuple):
-    """A batch and one operation on it. sizes: N, (D, (H,)) W, C; all else W first."""
+    """A batch and one operation on it. sizes: N, (D, (H,)) W, C; all other fields have W first."""
 
     sizes: tuple[int, ...]
     lower: tuple[int, ...]
@@ -109,7 +109,7 @@ class Images(NamedTuple):
         )  # fmt: skip
 
     def places(self) -> list[tuple[int, ...]]:
-        """N, (D, (H,)) W of every pixel, one after the other as in nested loops."""
+        """N, (D, (H,)) W of every pixel, in the order of nested loops."""
         size, steps = self.sizes[-2:0:-1], self.steps or (1,) * self.spatial
         at, found = list(self.start), []
         for _ in range(self.pixels):
@@ -125,7 +125,7 @@ class Images(NamedTuple):
         return found
 
     def inside(self) -> list[tuple[int, tuple[int, ...]]]:
-        """(pixel, its place) of those in the batch."""
+        """(pixel, its place) for the pixels inside the batch."""
         return [
             (k, place)
             for k, place in enumerate(self.places())
@@ -133,7 +133,7 @@ class Images(NamedTuple):
         ]
 
     def image(self, batch: np.ndarray, outside: int = 0) -> np.ndarray:
-        """[pixel, channel] as a load brings it."""
+        """[pixel, channel] as loaded."""
         image = np.full((self.pixels, self.channels), outside, batch.dtype)
         last = min(self.channel + self.channels, self.sizes[-1])
         for k, place in self.inside():
@@ -145,7 +145,7 @@ class Images(NamedTuple):
         return (self.channel, *self.start)
 
 
-# Triton's tutorial on im2col, which runs on Hopper: what the pixels are called there
+# Triton's tutorial on im2col, which runs on Hopper, with its names of the pixels
 TRITON = [
     (Images((1, 4, 4, 8), (0, 0), (0, 0), (0, 0, 0)), range(1, 17)),
     (Images((1, 4, 4, 8), (-1, -1), (-1, -1), (-1, -1, 0)),
@@ -168,7 +168,7 @@ BYTES = 4096
 def launch(
     body: str, case: Images, batch: np.ndarray, other: np.ndarray, **how: object
 ) -> ptxemu.LaunchReport:
-    """Lane 0 of a warp does `body`. %rd0: the map, %rd1: `other`, %r1: shared memory."""
+    """Lane 0 of a warp executes `body`. %rd0: the map, %rd1: `other`, %r1: shared memory."""
     values = "".join(f"mov.b32 %r{10 + k}, {x};" for k, x in enumerate(case.coordinates))
     values += "".join(f"mov.b16 %h{k}, {x};" for k, x in enumerate(case.offsets))
     text = kernels.kernel(
@@ -192,7 +192,7 @@ def operand(case: Images) -> str:
 
 
 def load(case: Images, mode: str = ".im2col", offsets: int | None = None) -> str:
-    """The box to shared memory, and from there to `other`."""
+    """Load the box to shared memory, and copy it to `other`."""
     nbytes = case.pixels * case.channels * 2
     count = case.spatial if offsets is None else offsets
     info, tensor = ", ".join(f"%h{k}" for k in range(count)), f"tensor.{len(case.sizes)}d"
@@ -213,7 +213,7 @@ def load(case: Images, mode: str = ".im2col", offsets: int | None = None) -> str
 
 
 def store(case: Images, how: str = "") -> str:
-    """`other` to shared memory, and from there to the batch."""
+    """Copy `other` to shared memory, and store it to the batch."""
     copies = "".join(
         f"ld.global.b32 %r3, [%rd1+{k}]; st.shared.b32 [%r2+{k}], %r3;"
         for k in range(0, case.pixels * case.channels * 2, 128)
@@ -231,8 +231,8 @@ def batch_of(case: Images) -> np.ndarray:
 
 
 def in_shared_memory(case: Images, image: np.ndarray) -> np.ndarray:
-    """Rows of chunks of 16 bytes, exchanged as the swizzle says: bits of the address above 128
-    bytes are added to those of the chunk."""
+    """Rows of 16-byte chunks, permuted by the swizzle: address bits above 128 bytes are XORed into
+    those of the chunk."""
     mask = {"none": 0, "32B": 1, "64B": 3, "128B": 7}[case.swizzle]
     chunks = image.reshape(-1).view(np.uint8).reshape(-1, 16)
     where = np.arange(len(chunks))
@@ -319,7 +319,7 @@ def test_pixels_are_stored(case, how, policy):
 
 
 def test_pixels_come_to_every_cta_of_a_mask():
-    """Rank 1 of three CTAs loads for itself and rank 2; the mask stands behind the offsets."""
+    """Rank 1 of three CTAs loads for itself and rank 2; the mask follows the offsets."""
     case = CASES[2]
     batch, image = batch_of(case), case.image(batch_of(case))
     out = aligned_copy(np.zeros(3 * image.nbytes, np.uint8)).reshape(3, -1)
@@ -352,10 +352,10 @@ def test_without_a_wait_the_load_is_a_race():
 
 
 def test_pixels_behind_the_memory_are_a_finding():
-    """The map says more images than there are; nothing behind them is read."""
+    """The map describes more images than exist; nothing after them is read."""
     case = CASES[0]
     data = batch_of(case)
-    # The kernel may touch the whole array that a view is of: it ends with the images.
+    # The kernel may access the whole array that a view belongs to: it ends with the images.
     room = np.zeros(BYTES + data.nbytes, np.uint8)
     out, batch = room[:BYTES], room[BYTES:].view(data.dtype).reshape(data.shape)
     batch[...] = data

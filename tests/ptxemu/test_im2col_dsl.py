@@ -1,5 +1,5 @@
 """The activations of a convolution, loaded as a matrix by a kernel of the DSL in im2col mode: its
-atom, its tensor maps and its coordinates, against the same matrix in numpy.
+atom, its tensor maps and its coordinates, compared with the same matrix in numpy.
 """
 
 import itertools
@@ -21,7 +21,7 @@ PADDING, STRIDE, DILATION = (1, 2), (2, 1), (1, 2)  # of H and W
 
 @cute.kernel
 def kernel(atom: cute.CopyAtom, pixels: cute.Tensor, out: cute.Tensor):
-    """Tile (rows, K) of the matrix to `out`."""
+    """Copy tile (rows, K) of the matrix to `out`."""
     row_tile, k_tile, _ = cute.arch.block_idx()
     lane, _, _ = cute.arch.thread_idx()
     memory = cutlass.memory.SmemAllocator()
@@ -49,7 +49,11 @@ def kernel(atom: cute.CopyAtom, pixels: cute.Tensor, out: cute.Tensor):
 
 @cute.jit
 def host(images: cute.Tensor, out: cute.Tensor):
-    """images: N, H, W, C. out: rows (N, P, Q) by K (R, S, C)."""
+    """Launch the kernel.
+
+    images: N, H, W, C.
+    out: rows (N, P, Q) by K (R, S, C).
+    """
     n, h, w, c = images.shape
     by_n, by_h, by_w, _ = images.stride
     layout = cute.make_layout(((w, h, n), c), stride=((by_w, by_h, by_n), 1))
@@ -76,7 +80,7 @@ def host(images: cute.Tensor, out: cute.Tensor):
 
 
 def matrix(images: np.ndarray) -> np.ndarray:
-    """Rows (N, P, Q) by K (R, S, C), with zeros outside of the images."""
+    """Rows (N, P, Q) by K (R, S, C), with zeros outside the images."""
     (top, left), (down, right), (r_step, s_step) = PADDING, STRIDE, DILATION
     padded = np.pad(images, ((0, 0), (top, top), (left, left), (0, 0)))
     reach = [d * (f - 1) for d, f in zip(DILATION, FILTER, strict=True)]

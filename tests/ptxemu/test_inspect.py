@@ -25,7 +25,7 @@ POLICIES = ("round-robin", "random", "adversarial")
 
 
 def lined(body: str, params: str = ".param .u64 d", before: str = CELL) -> Module:
-    """A kernel with line information: "@12" stands for line 12 of folder/kernel.py."""
+    """A kernel with line information: "@12" sets line 12 of folder/kernel.py."""
     words = [
         f".loc 1 {word[1:]} 1\n" if word.startswith("@") and word[1:].isdigit() else word
         for word in body.split(" ")
@@ -251,7 +251,7 @@ def test_an_atomic_says_so():
 
 
 def test_what_a_kernel_does_not_have_is_said():
-    """A script has other kernels, too, which have to go on."""
+    """A script has other kernels, too, which have to continue."""
     x = np.zeros(32, np.uint32)
     wanted = quiet(
         Stop("kernel.py:20", regions=(Region("far", 4096, 2, 2, "f32"),)),
@@ -497,7 +497,7 @@ CELLS = ".shared .align 4 .b8 cells[256];\n"
 
 
 def doubled(factor: int, odd: int | None = None) -> str:
-    """d[i] = factor * d[i], but for element `odd`, which gets one more; through shared memory."""
+    """d[i] = factor * d[i], plus one for element `odd`, through shared memory."""
     wrong = "" if odd is None else f"setp.eq.u32 %p0, %r0, {odd}; @%p0 add.u32 %r1, %r1, 1;"
     return (
         kernel(
@@ -538,7 +538,7 @@ def test_two_functions_differ_in_one_element():
     assert second[-1].lanes == (9,)
     assert second[-1].source == "kernel.py:12"
     assert "d[9] differs: 18 and 19" in str(found)
-    np.testing.assert_array_equal(d, 2 * np.arange(32))  # what the first run left
+    np.testing.assert_array_equal(d, 2 * np.arange(32))  # results of the first run
 
 
 def test_equal_runs_have_no_difference():

@@ -1,4 +1,4 @@
-"""What is kept on disk about a PTX text is what working it out again gives, or is not used."""
+"""Data kept on disk about a PTX text equals what a new computation gives, or is not used."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The texts that were parsed."""
+    """Record the parsed texts."""
     texts: list[str] = []
 
     def parse(text: str) -> object:
@@ -122,7 +122,7 @@ def test_all_programs_of_an_entry_share_an_analysis(folder: Path) -> None:
 
 
 def generated(program: Program) -> list[object]:
-    """All that is known of generated code, but that of the lines of no instruction."""
+    """Everything known about generated code, except the line numbers without instructions."""
     codes = {key: found.__code__ for key, found in program.versions.items()}
     sites = {file: [i and program.site_of[id(i)] for i in of] for file, of in program.lines.items()}
     words = sorted(words.tobytes() for words in program.frame._words) if program.frame else None
@@ -140,7 +140,7 @@ def test_results_and_generated_code_are_the_same(
     again = load(RUNS)
     assert launched(again, check) == launched(module, check)
     programs = [m.program(None, late=check, checked=check) for m in (module, again)]
-    if not check:  # where the functions are those of another module
+    if not check:  # the functions are those of another module then
         assert generated(programs[0]) == generated(programs[1])
     assert programs[0].sources == programs[1].sources
 
@@ -192,12 +192,12 @@ def test_addresses_of_this_process_are_not_kept(folder: Path) -> None:
 
 
 def _file(content: bytes) -> bytes:
-    """As a file would have it, with its digest."""
+    """Return the content of a file, with its digest."""
     return hashlib.sha256(content).digest() + content
 
 
 class Harm:
-    """What a pickle could do: call any function."""
+    """An example of what a pickle could do: call any function."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os._exit, (3,)
@@ -298,7 +298,7 @@ def test_what_was_used_least_recently_goes(folder: Path) -> None:
 
 @dataclass
 class Node:
-    """Two fields, one of which is not given to the constructor."""
+    """Two fields, one of which is no argument of the constructor."""
 
     name: str
     items: list[Any]
@@ -324,7 +324,7 @@ VALUES = [
     *([1, 2, -3], [2**31, 1], [True, 1, 1.0], (1, (2, [3, "x"])), {1: "a", "1": [], (1,): None}),
     *({1, "a", (2,)}, frozenset({b"x"}), [[], [], ()], [{"x"}, {"x"}]),
     *(Node("n", [Node("m", [1])]), Vec((Reg("%r1"), None, Imm(1.0, 32), Imm(1)))),
-    [set(map(str, range(n, n + 20))) for n in range(9)],  # each nearly the one before
+    [set(map(str, range(n, n + 20))) for n in range(9)],  # each nearly equal to the one before
     [frozenset(map(str, range(n, n + 20))) for n in (0, 1, 1, 7)],
 ]  # fmt: skip
 
@@ -337,7 +337,7 @@ def test_it_comes_back(value: Any) -> None:
 
 
 def _classes(value: Any) -> Iterator[type]:
-    """Of a value and of all that is in it."""
+    """Yield the classes of a value and of everything inside it."""
     yield type(value)
     inside: Any = value if isinstance(value, tuple | list | set | frozenset) else ()
     if isinstance(value, dict):
@@ -355,7 +355,7 @@ def _types(value: Any) -> Any:
 
 
 def test_one_object_stays_one() -> None:
-    """And two that are equal stay two, where they can be changed."""
+    """Two equal mutable objects stay two."""
     node, names = Node("n", []), {"%r1"}
     first, second, third, fourth = CODEC.loads(CODEC.dumps([node, node, Node("n", []), names]))
     assert first is second
@@ -386,7 +386,7 @@ def test_a_pickle_is_no_text() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_damage_raises_or_gives_known_objects(seed: int) -> None:
-    """Every byte of a small text, changed and cut."""
+    """Every byte of a small text is changed, and the text is cut there."""
     whole = CODEC.dumps(VALUES[seed:])
     order = random.Random(seed)
     for at in range(len(whole)):

@@ -1,6 +1,6 @@
-"""ptxemu.machine.listener: every event that is announced is one that listeners have.
+"""ptxemu.machine.listener: listeners have a method for every event that is announced.
 
-What announces them stands below the class, so no type checker compares the two.
+Announcements are dynamic, so no type checker compares the two.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EVENTS = {n: inspect.signature(f) for n, f in vars(Listener).items() if inspect.
 
 
 def announced() -> list[tuple[str, ast.Call]]:
-    """(event, call) of `for each in ...listeners: each.event(...)`."""
+    """Return (event, call) for each `for each in ...listeners: each.event(...)`."""
     found = []
     for path in sorted((ROOT / "ptxemu").rglob("*.py")):
         for loop in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

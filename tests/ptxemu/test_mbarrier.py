@@ -1,4 +1,4 @@
-"""mbarrier arithmetic: phases, transaction counts in any order, drops, and what is refused."""
+"""mbarrier arithmetic: phases, transaction counts in any order, drops, and refusals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.ptxemu.check_pairs.scenario import Scenario, launch, write
 
 
 class Sleeper:
-    """Stands for a warp: remembers which fragments were woken."""
+    """A stand-in for a warp: remembers which fragments were woken."""
 
     def __init__(self) -> None:
         self.woken: list[object] = []
@@ -29,7 +29,7 @@ def test_phases_follow_arrivals() -> None:
         assert not barrier.done(phase & 1)
         states = [barrier.arrive() for _ in range(3)]
         assert [state & 0xFFFFFFFF for state in states] == [phase] * 3
-        assert [state >> 32 for state in states] == [3, 2, 1]  # what was pending before
+        assert [state >> 32 for state in states] == [3, 2, 1]  # the count that was pending before
         assert barrier.done(phase & 1)
         assert barrier.pending == 3
 
@@ -56,7 +56,7 @@ SEQUENCES = {
     ),
     "a drop, of later phases too": (2, [("drop", 1, 0), ("arrive", 1, 1), ("arrive", 1, 2)]),
 }  # fmt: skip
-LEFT = {"lanes that complete phases midway": 8, "a drop, of later phases too": 1}  # else all
+LEFT = {"lanes that complete phases midway": 8, "a drop, of later phases too": 1}  # otherwise all
 
 
 @pytest.mark.parametrize("name", SEQUENCES)
@@ -146,7 +146,7 @@ def found(body: str, *, strict: bool = False, **how: object) -> list[Finding]:
 
 
 def said(findings: list[Finding]) -> list[tuple[str, str]]:
-    """(check, a word of the message) of each."""
+    """(check, a phrase of the message) of each finding."""
     words = ("names no scope", "is of scope .cta", "not ordered")
     return sorted(
         {(f.check, next((word for word in words if word in f.message), "?")) for f in findings}
@@ -155,7 +155,7 @@ def said(findings: list[Finding]) -> list[tuple[str, str]]:
 
 RACE = ("race", "not ordered")
 SAID = {
-    # what the arrival is, the wait: what is said always, and what is said by the strict rules
+    # arrival, wait, findings always, and findings by the strict rules
     "cluster, cluster": (parts.arrive_at_peer(), "wait.cluster full, 0;", [], []),
     "cluster, none": (
         parts.arrive_at_peer(), "wait full, 0;", [], [("manual", "names no scope")],
@@ -197,7 +197,7 @@ OWN = f"""
 
 
 def test_what_the_own_cta_has_told_is_ordered() -> None:
-    """Though a peer arrives at the barrier, too."""
+    """A peer arrives at the barrier, too."""
     assert said(found(OWN, barriers={"full": 64})) == [("manual", "is of scope .cta")]
     alone = OWN.replace("st.shared.b32 [%mine], %lane;", "").replace(
         "cta 0 warp 0:", "cta 0 warp 0: st.shared::cluster.b32 [%theirs], %lane;"
@@ -207,7 +207,7 @@ def test_what_the_own_cta_has_told_is_ordered() -> None:
 
 @pytest.mark.parametrize("signal", ["copy", "arrival of its own"])
 def test_the_scope_of_the_cta_is_enough_for_copies_and_own_threads(signal: str) -> None:
-    """A peer's copy is of the async proxy, whose bytes the mbarrier itself makes visible."""
+    """A peer's copy is of the async proxy, and the mbarrier itself makes its bytes visible."""
     if signal == "copy":
         body = f"""
             cta 0:

@@ -97,11 +97,11 @@ def test_views_give_the_range_of_what_they_see() -> None:
     assert as_range((4096, 16)) == (4096, 4112, True)
 
 
-# -- what nobody gave to the kernel, where somebody is told ------------------------------------
+# -- memory that was not passed to the kernel, if that is reported ------------------------------
 
 
 class Program:
-    """Knows one block of 64 bytes, and after a look another."""
+    """A program that knows one block of 64 bytes, and after a search another."""
 
     def __init__(self) -> None:
         self.buffer = np.arange(1024, dtype=np.uint8)
@@ -161,7 +161,7 @@ def test_writes_beside_it_do_not_happen(told) -> None:
 
 
 def test_a_block_ends_where_what_was_asked_for_ends(told) -> None:
-    """On hardware nobody is harmed by a read behind it, and a write is still wrong."""
+    """On hardware a read past the requested size harms nothing; a write is still wrong."""
     memory, program, strays = told
     start, at = program.start, program.offset
     assert memory.load(start + 48, 4) == int(program.buffer[at + 48 : at + 52].view(np.uint32)[0])
@@ -225,7 +225,7 @@ def test_addresses_of_nothing_are_not_believed() -> None:
 
 
 def test_libraries_and_the_stack_are_not_written() -> None:
-    """A plain launch reaches the whole process, but what it could only break."""
+    """A plain launch reaches the whole process, except parts that it could only break."""
     lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
     code = {fields[-1] for fields in lines if "x" in fields[1] and fields[-1].startswith("/")}
     data = next(f for f in lines if f[-1] in code and f[1].startswith("rw"))
@@ -247,7 +247,8 @@ MIB = 1 << 20
 
 
 def test_a_read_of_two_allocations_is_remembered_where_they_are():
-    """Lanes of one instruction may read gigabytes apart; nothing is kept for what lies between."""
+    """Lanes of one instruction may read gigabytes apart; nothing is stored for the range
+    between."""
     starts = np.array([3 * MIB - 8, 5 << 32, 3 * MIB - 8 + 16])
     piece, shadow = Piece(starts, 16, 0, mark=None), GlobalShadow(grain=4)
     shadow.read(piece, by=None, on_race=None)
@@ -286,7 +287,8 @@ def test_a_watch_sees_what_each_lane_stores(step):
 
 
 def test_findings_come_in_the_order_of_the_lanes():
-    """The mbarrier is not seen to be initialised, and lanes 20 and 25 race with ordinary stores."""
+    """The mbarrier has not been seen to be initialised, and lanes 20 and 25 race with ordinary
+    stores."""
     races = "".join(
         f"setp.eq.u32 %p3, %r0, {thread}; @%p3 st.shared.u32 [%r1+{512 + 4 * lane}], %r0;"
         for thread, lane in ((9, 20), (10, 25))
@@ -296,15 +298,15 @@ def test_findings_come_in_the_order_of_the_lanes():
     assert found[:2] == ["mbarrier", "race"]
 
 
-# ldmatrix of bytes and of packed elements: which byte of shared memory each lane gets, written out
-# lane by lane; and what is refused.
+# ldmatrix of bytes and of packed elements: the byte of shared memory that each lane gets, written
+# out lane by lane; and refusals.
 
 _BITS = {"b8": 8, "b8x16.b6x16_p32": 6, "b8x16.b4x16_p64": 4}
 
 
 def load(opcode: str, registers: int, image: np.ndarray, pitch: int = 16) -> np.ndarray:
-    """uint8 [register, lane, byte]. image: the bytes of shared memory, of which lane t names those
-    from t * pitch."""
+    """Return uint8 [register, lane, byte]. image: the bytes of shared memory; lane t addresses
+    those from t * pitch."""
     out = np.zeros((registers, 32), np.uint32)
     names = ", ".join(f"%r{8 + k}" for k in range(registers))
     words = image.view(np.uint32)
@@ -329,7 +331,7 @@ def load(opcode: str, registers: int, image: np.ndarray, pitch: int = 16) -> np.
 
 
 def element(row: np.ndarray, index: int, bits: int) -> int:
-    """Of a row of 16 bytes, lowest bits first."""
+    """Return an element of a 16-byte row, lowest bits first."""
     whole = int.from_bytes(row.tobytes(), "little")
     return whole >> bits * index & ((1 << bits) - 1)
 
@@ -378,7 +380,8 @@ def test_forms_that_there_are_not_are_refused_by_name(opcode: str, registers: in
     ("m16n16.x1.trans.shared.b8", range(12, 16)),
 ])  # fmt: skip
 def test_undefined_rows_reach_their_lanes_only(opcode: str, rows: range) -> None:
-    """All rows but `rows` are written. A lane of row 7, or of the last four rows: 28 + 3 = 31."""
+    """All rows except `rows` are written. They reach a lane of row 7, or of the last four rows: 28
+    + 3 = 31."""
     body = f"""shl.b32 %r4, %r0, 4; add.u32 %r4, %r4, %r1;
         setp.lt.u32 %p0, %r0, {rows[0]}; setp.gt.or.u32 %p0, %r0, {rows[-1]}, %p0;
         @%p0 st.shared.v4.b32 [%r4], {{%r0, %r0, %r0, %r0}}; bar.warp.sync -1;

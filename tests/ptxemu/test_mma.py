@@ -1,4 +1,4 @@
-"""tcgen05.mma against a float64 product, over kinds, layouts, tile shapes and CTA pairs."""
+"""tcgen05.mma compared with a float64 product, over kinds, layouts, tile shapes and CTA pairs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FORMAT_CODES = {
 _K = {"f16": 16, "tf32": 8, "f8f6f4": 32, "i8": 32}
 _D_CODES = {"f16": 0, "f32": 1, "s32": 2}
 A_AT, B_AT, D_AT = 0x400, 0x10480, 64  # B starts inside the swizzle pattern
-A_TMEM = 448  # the column where A is in tensor memory
+A_TMEM = 448  # the column of A in tensor memory
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Cta:
 
 @dataclass
 class Case:
-    """One MMA with random operands in shared memory."""
+    """An MMA with random operands in shared memory."""
 
     kind: str = "f16"
     a_format: str = "bf16"
@@ -77,7 +77,7 @@ class Case:
         return a @ b.T
 
     def d_bits(self) -> np.ndarray:
-        """D as it lies in tensor memory, uint32 (m, n)."""
+        """D as stored in tensor memory, uint32 (m, n)."""
         parts = []
         for cta in self.group:
             cells = cta.tmem.cells[D_AT:]
@@ -183,7 +183,8 @@ def test_a_from_tensor_memory(ctas, m, kind, fmt):
 
 
 def put_a_in_tmem(case: Case, codes: np.ndarray) -> None:
-    """The rows of A; 64 rows of a CTA twice, and nothing in shared memory."""
+    """Put the rows of A into tensor memory (64 rows of a CTA twice), and nothing into shared
+    memory."""
     packed = np.ascontiguousarray(codes).view(np.uint32)  # (m, columns)
     for cta, rows in zip(case.group, np.split(packed, case.ctas), strict=True):
         columns = slice(A_TMEM, A_TMEM + rows.shape[1])
@@ -191,7 +192,7 @@ def put_a_in_tmem(case: Case, codes: np.ndarray) -> None:
         cta.smem[A_AT:B_AT] = 0xFF
 
 
-# lane -> the one whose row of A it has behind an MMA with .ashift
+# lane -> lane whose row of A it holds after an MMA with .ashift
 MOVED = {0: 1, 1: 2, 30: 31, 31: 31, 32: 33, 62: 63, 63: 63, 94: 95, 95: 95, 96: 97, 126: 127}
 
 
@@ -222,7 +223,7 @@ def test_rows_of_64_do_not_move():
 @pytest.mark.parametrize(("kind", "fmt"), [("f16", "bf16"), ("tf32", "tf32"), ("f8f6f4", "e4m3"),
                                            ("i8", "s8")])  # fmt: skip
 def test_64_rows_of_a_lie_where_those_of_d_do(kind, fmt, lane):
-    """16 in each quarter of the lanes; what is beside them is not read."""
+    """16 rows in each quarter of the lanes; other lanes are not read."""
     case = Case(kind=kind, a_format=fmt, b_format=fmt, m=64, d_format="s32" if kind == "i8" else
                 "f32")  # fmt: skip
     (cta,), columns = case.group, case.a_codes.view(np.uint32).shape[1]
@@ -293,7 +294,8 @@ def test_negation(flags, sign):
 
 
 def test_k_advance_inside_the_swizzle_pattern_adds_32_bytes():
-    """Four k-steps of one 128-byte row: the descriptor's start moves, the XOR comes after."""
+    """Four k-steps of one 128-byte row: the descriptor's start moves, and the XOR is applied
+    after."""
     case = Case()
     rng = np.random.default_rng(0)
     a_codes, b_codes = (random_codes(rng, "bf16", (rows, 64)) for rows in (128, 64))
@@ -356,7 +358,7 @@ def test_refusals(changes, options, error):
 
 
 # tcgen05.mma.ws: D of M = 32, 64 and 128 in all lanes, A in shared memory or read from the lanes of
-# each part of N, against a product in float64; a kernel with it, and its refusals.
+# each part of N, compared with a product in float64; a kernel with it, and its refusals.
 
 KINDS = [("f16", "bf16", "f32"), ("tf32", "tf32", "f32"), ("f8f6f4", "e4m3", "f16"),
          ("i8", "s8", "s32")]  # fmt: skip
@@ -371,7 +373,7 @@ def made(kind: str, fmt: str, d_format: str, m: int, n: int) -> Case:
 
 
 def read(case: Case) -> np.ndarray:
-    """D [m, n]: row r of part p of N is in lane m p + r, its columns begin anew."""
+    """D [m, n]: row r of part p of N is in lane m p + r; its columns start at 0 again."""
     width = case.n * case.m // 128
     cells = case.group[0].tmem.cells
     bits = np.empty((case.m, case.n), np.uint32)
@@ -400,7 +402,7 @@ def test_a_in_shared_memory(kind, fmt, d_format, m, n):
 @pytest.mark.parametrize(("kind", "fmt", "d_format"), KINDS)
 @pytest.mark.parametrize(("m", "n"), SHAPES)
 def test_each_part_of_n_reads_a_in_its_lanes(kind, fmt, d_format, m, n):
-    """Parts that differ make several products of one instruction."""
+    """Parts that differ make one instruction several products."""
     case, parts = made(kind, fmt, d_format, m, n), 128 // m
     packed = np.ascontiguousarray(case.a_codes).view(np.uint32)
     columns = slice(A_TMEM, A_TMEM + packed.shape[1])
@@ -423,7 +425,7 @@ def test_it_accumulates():
 
 
 def test_undefined_rows_reach_their_lanes():
-    """An undefined cell of any part of A counts for its row."""
+    """An undefined cell of any part of A affects its row."""
     codes, instr = TensorCodes(), stationary_desc("f16", 1 << 4 | 64 >> 3 << 17 | 64 >> 4 << 24)
     codes.cells[:] = 0
     codes.cells[3, [5, 70]] = 7
@@ -454,8 +456,8 @@ B_DESC = 1 << 46 | 128 >> 4 << 32 | 1024 >> 4 << 16  # K-major, not swizzled
 def launch(
     text: str = MMA.format("0, 0"), wait: str = WAIT, **how: object
 ) -> tuple[np.ndarray, ptxemu.LaunchReport]:
-    """float32 [lane, 32]: D. A is 1 in column 0 of lane L, and L in column 1; B[n] = [n, 1, 0, ...]
-    where n is counted in its part, and 1000 more in the second."""
+    """Return D, float32 [lane, 32]. A is 1 in column 0 of lane L, and L in column 1; B[n] = [n, 1,
+    0, ...] with n counted in its part, plus 1000 in the second."""
     columns = ", ".join(f"%r{20 + k}" for k in range(32))
     stores = "".join(f"st.global.u32 [%rd2+{4 * k}], %r{20 + k};" for k in range(32))
     body = f"""ld.param.u64 %rd1, [d]; mov.u32 %r0, %tid.x; mov.u32 %r9, told;
@@ -503,7 +505,7 @@ def test_two_products_of_one_instruction(how):
 
 
 def test_without_ws_64_rows_take_half_of_the_lanes():
-    """Of A, which all lanes have, and of D, which is undefined in the other lanes."""
+    """This applies to A, which all lanes hold, and to D, which is undefined in the other lanes."""
     idesc = 1 << 4 | 32 >> 3 << 17 | 64 >> 4 << 24
     plain = "tcgen05.mma.cta_group::1.kind::f16 [%r10], [%r13], %rd4, %r14, 0"
     out, report = launch(f"mov.b32 %r14, {idesc}; {plain}")

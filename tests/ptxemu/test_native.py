@@ -1,5 +1,6 @@
-"""The native tier: its primitives are the numpy expressions that they are named after, every one is
-wanted by some instruction, a wrong bit is noticed, and all goes without llvmlite, too."""
+"""The native tier: its primitives equal the numpy expressions in their names, some instruction
+needs each of them, a wrong bit is noticed, and everything works without llvmlite, too.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ SIGNS = {"neg": "-", "~": "~"}
 
 
 def words(rng: np.random.Generator, dtype: str) -> np.ndarray:
-    """32 lanes: random bits, few bits, or what tends to go wrong."""
+    """32 lanes: random bits, few bits, or typical corner cases."""
     bits = rng.integers(0, 1 << 64, LANES, np.uint64)
     how = rng.integers(3)
     if dtype == "BOOL":
@@ -55,7 +56,7 @@ def words(rng: np.random.Generator, dtype: str) -> np.ndarray:
 
 
 def in_numpy(key: Key, values: list[np.ndarray]) -> np.ndarray:
-    """The expression that a key is."""
+    """Evaluate the expression of a key in numpy."""
     (name, *rest), types = key[0].split(" "), key[1]
     names = [f"a{k}" for k in range(len(values))]
     if name in SIGNS:
@@ -83,7 +84,7 @@ def by_primitive(found: library.Library, key: Key, values: list[np.ndarray]) -> 
 
 
 def unlike(found: library.Library, key: Key, draws: int) -> list[list[np.ndarray]]:
-    """Operands of which numpy makes something else."""
+    """Operands for which numpy gives another result."""
     rng = np.random.default_rng(len(key[0]))
     wrong = []
     for _ in range(draws):
@@ -113,7 +114,7 @@ def test_primitives_are_their_expressions_often() -> None:
 
 @native
 def test_a_wrong_bit_is_noticed(monkeypatch, tmp_path) -> None:
-    """A library in which one primitive gives the last bit of its result the other way round."""
+    """The changed library has one primitive that flips the last bit of its result."""
     import llvmlite.binding as llvm
 
     key = "arith.fma_f32", ("F32", "F32", "F32")
@@ -137,8 +138,8 @@ def test_a_wrong_bit_is_noticed(monkeypatch, tmp_path) -> None:
 
 @native
 def test_every_key_is_wanted(monkeypatch) -> None:
-    """The house rule: every primitive is what a template of an instruction asks for, or one of the
-    two that the writer needs by itself."""
+    """House rule: some instruction's template uses each primitive, except two that the writer
+    itself needs."""
     left = {key for key in TABLE if key[0] not in ("move", "choose")}
 
     def noted(*template: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Steps that primitives do: the same data, bytes and errors as in numpy."""
+"""Steps executed by primitives: the same data, bytes and errors as in numpy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(library() is None, reason="llvmlite is not insta
 
 PARAMS = ".param .u64 a, .param .u64 b, .param .u64 c"
 SHARED = ".shared .align 16 .b8 room[2048];\n"
-# lane's offset in %rd5, whether it takes part in %p1
+# %rd5: the lane's offset; %p1: whether it takes part
 LANE = """
 ld.param.u64 %rd1, [a]; ld.param.u64 %rd2, [b]; ld.param.u64 %rd3, [c];
 mov.u32 %r0, %tid.x; mad.wide.u32 %rd4, %r0, 4, %rd2; ld.global.u32 %r1, [%rd4];
@@ -27,7 +27,7 @@ REGISTER = {8: "%h", 16: "%h", 32: "%r", 64: "%rd"}
 
 
 def access(space: str, bits: int, count: int, *, store: bool) -> str:
-    """Each lane that takes part moves its elements between its offset and its place in `c`."""
+    """Each participating lane moves its elements between its offset and its place in `c`."""
     first = {"%h": 1, "%r": 10, "%rd": 8}[REGISTER[bits]]
     names = [f"{REGISTER[bits]}{first + k}" for k in range(count)]
     vector = f".v{count}" * (count > 1)
@@ -44,7 +44,7 @@ def access(space: str, bits: int, count: int, *, store: bool) -> str:
     return f"{zeros}@%p1 ld.{space}{vector}.b{bits} {data}, {where};\n{put}"
 
 
-# `a` to shared memory and back
+# copies `a` to shared memory and back
 FILL = """mov.u32 %r6, room; mad.lo.u32 %r6, %r0, 64, %r6; mad.wide.u32 %rd8, %r0, 64, %rd1;
 """ + "".join(
     f"ld.global.b64 %rd9, [%rd8+{k}]; st.shared.b64 [%r6+{k}], %rd9;\n" for k in range(0, 64, 8)
@@ -55,7 +55,7 @@ DRAIN = "".join(
 
 
 def outcome(text: str, arrays: list[np.ndarray], **how: object) -> tuple[object, ...]:
-    """What a launch leaves, moves and says; addresses in its error are relative."""
+    """Data, byte counts and error of a launch; addresses in the error are relative."""
     arrays = [array.copy() for array in arrays]
     try:
         report = launch(Module(text), *arrays, **how)
@@ -68,7 +68,7 @@ def outcome(text: str, arrays: list[np.ndarray], **how: object) -> tuple[object,
 def alike(
     monkeypatch: pytest.MonkeyPatch, text: str, arrays: list[np.ndarray], **how: object
 ) -> bool:
-    """The launch has one outcome with primitives and without them."""
+    """Whether the launch has the same outcome with and without primitives."""
     native = outcome(text, arrays, **how)
     with monkeypatch.context() as patch:
         patch.setattr(program, "library", lambda: None)
@@ -76,7 +76,8 @@ def alike(
 
 
 def offsets(rng: np.random.Generator, nbytes: int, how: str) -> np.ndarray:
-    """Of 32 lanes in 2 KiB, mostly aligned and inside; the top bit is of those that take part."""
+    """Offsets of 32 lanes in 2 KiB, mostly aligned and inside; the top bit marks participating
+    lanes."""
     slots = 2048 // nbytes
     lanes = rng.integers(0, 4 if how == "same" else slots, 32) * nbytes
     if how == "misaligned":
@@ -119,7 +120,7 @@ st.global.u32 [%rd2+512], %r12; st.global.u32 [%rd2], %r13;
 
 @pytest.mark.parametrize("address", ["%r5", "0", "62", "63", "0x00100000", "0x00200000", "600"])
 def test_tensor_memory_is_that_of_numpy(monkeypatch, address: str) -> None:
-    """At the warp's own lane, at 0, at the last columns, beyond them, at others' lanes."""
+    """At the warp's own lane, at 0, at the last columns, beyond them, at other warps' lanes."""
     data = np.arange(256, dtype=np.uint32)
     text = kernel(TENSOR.replace("ADDRESS", address), ".param .u64 a")
     assert alike(monkeypatch, text, [data], block=(128,))

@@ -1,7 +1,7 @@
-"""Rounding where it is hardest, for the functions of `numerics`: beside every midpoint of a narrow
+"""Rounding in the hardest cases, for the functions of `numerics`: around every midpoint of a narrow
 format, where two roundings differ from one, and at the threshold of .ftz.
 
-What each instruction yields is in `test_elementwise`.
+`test_elementwise` tests the results of instructions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _quiet():
         yield
 
 
-# (a, b, c, result of .rn): the f64 sum falls on an f32 midpoint, the exact sum beside it
+# (a, b, c, result of .rn): the f64 sum is an f32 midpoint, the exact sum is next to it
 DOUBLE_ROUNDING = [
     (1 + 2.0**-12, 1 + 2.0**-12, 2.0**-80, 1 + 2.0**-11 + 2.0**-23),
     (1 + 2.0**-12, 1 + 2.0**-12, -(2.0**-80), 1 + 2.0**-11),
@@ -60,7 +60,7 @@ def test_bf16_fma_rounds_once():
 
 
 def test_f64_to_sixteen_bits_rounds_once():
-    # one f32 rounding first would land on the midpoint and then round to even, away from these
+    # rounding to f32 first would give the midpoint and then round to even, away from these
     assert formats.f64_to_f16(1 + 2.0**-11 + 2.0**-40) == 0x3C01
     assert formats.f64_to_f16(1 + 3 * 2.0**-11 - 2.0**-40) == 0x3C01
     assert formats.f64_to_bf16(1 + 2.0**-8 + 2.0**-40) == 0x3F81
@@ -68,7 +68,7 @@ def test_f64_to_sixteen_bits_rounds_once():
     assert formats.f64_to_f16(2.0**-1000, "rp") == 1
 
 
-# (a, b, c, rounding, kept): .ftz looks at the result rounded with an unbounded exponent (H100)
+# (a, b, c, rounding, kept): .ftz tests the result rounded with an unbounded exponent (H100)
 FLUSHES = [
     (1 - 2.0**-24, TINY, 0.0, "rn", False),
     (1 - 2.0**-24, TINY, 0.0, "rp", False),
@@ -91,7 +91,8 @@ def test_f32_ftz_threshold(a, b, c, rounding, kept):
 
 
 def test_payloads_of_f64_nans():
-    """As on an H100: the second operand's NaN, made quiet; a narrower one has its upper bits."""
+    """The second operand's NaN, made quiet, as on an H100; a narrower one supplies its upper
+    bits."""
     first, second = np.array([0x7FF0000000000045, 0xFFF8000000000123], dtype=np.uint64).view("f8")
     for fn in (arith.add_f64, arith.mul_f64):
         assert np.asarray(fn(first, second)).view(np.uint64) == 0xFFF8000000000123
@@ -235,7 +236,7 @@ OPCODES += ["ex2.approx.f16", "ex2.approx.ftz.bf16", "tanh.approx.f16", "tanh.ap
 
 @pytest.mark.parametrize("opcode", OPCODES)
 def test_bounds_of_the_manual(opcode):
-    """On every code of 16 bits, else on numbers of every exponent and many of one turn."""
+    """Every code of 16 bits, otherwise numbers of every exponent and many from one period."""
     name, how, *_, form = opcode.split(".")
     flags = {"ftz": True} if "ftz" in opcode and form == "f32" else {}
     if form == "f32":
@@ -260,7 +261,7 @@ def test_powers_of_two_are_exact():
 
 
 def test_a_quotient_beyond_the_range_of_its_divisor():
-    """2^126 and more: zero, of which infinity is none."""
+    """The result is zero from 2^126 on; infinity is an exception."""
     got = approx.div_approx(np.float32([1, -1, inf, nan, 0]), np.float32(2.0**127))
     np.testing.assert_array_equal(got.view(np.uint32), [0, 1 << 31, 0x7FFFFFFF, 0x7FFFFFFF, 0])
     assert approx.div_approx(1.0, np.float32(2.0**126)) == 2.0**-126

@@ -19,7 +19,7 @@ REGS = ".reg .pred %p<4>; .reg .b32 %r<9>, %one; .reg .b64 %rd<4>; .reg .b128 %q
 
 
 def body(text: str, before: str = "") -> list:
-    """The statements of a kernel."""
+    """Return the statements of a kernel."""
     tree = parse(
         f".version 8.7\n.target sm_100a\n{before}.visible .entry k()\n{{ {REGS}\n{text}\n}}"
     )
@@ -276,7 +276,7 @@ def test_it_is_a_syntax_error(text, words):
 
 
 def test_the_limits_themselves_are_read():
-    """One register of an entry is that of carries."""
+    """An entry uses one register for the carry."""
     Module(hostile(f".reg .b32 %r<{MOST_REGISTERS - 1}>;", f".global .b8 x[{MOST_BYTES}];"))
     scopes = MOST_NESTED - 1  # the kernel's own braces count
     Module(hostile("{" * scopes + "}" * scopes))
@@ -345,8 +345,8 @@ def test_the_innermost_frame_is_the_source():
         "folder/helpers.py:90",
         "folder/helpers.py:90",
         "folder/helpers.py:8",
-        "folder/helpers.py:8",  # lines of inline assembly are none of the file
-        "folder/helpers.py:8",  # nor is a statement in column 0
+        "folder/helpers.py:8",  # lines of inline assembly are not lines of the file
+        "folder/helpers.py:8",  # neither is a statement in column 0
         "folder/helpers.py:8",
         "file 9:1",  # not in the table
         "file 9:1",

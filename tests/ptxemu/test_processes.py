@@ -1,4 +1,4 @@
-"""`Options(processes=)`: what a launch does, and all that is told of it, is that of one process."""
+"""`Options(processes=)`: a launch and its reports are those of one process."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ptxemu.processes import Ranges, talk
 from tests.ptxemu.kernels import POINTER, kernel, launch
 
 GRID = 9
-# The thread's word of its CTA: in %rd3 the address in `d`, in %r1 the CTA.
+# The address of the thread's word of its CTA in `d`: %rd3, the CTA: %r1.
 PLACE = (
     POINTER + "mov.u32 %r1, %ctaid.x;\nmad.lo.u32 %r2, %r1, 32, %r0;\n"
     "mad.wide.u32 %rd3, %r2, 4, %rd1;\n"
 )
 TRIPLE = PLACE + "ld.global.u32 %r3, [%rd3];\nmul.lo.u32 %r3, %r3, 3;\nst.global.u32 [%rd3], %r3;\n"
-# every thread at its own word, and CTA 5 out of bounds behind its store
+# every thread at its own word, and CTA 5 out of bounds after its store
 STRAY = TRIPLE + (
     "setp.ne.u32 %p1, %r1, 5;\n@%p1 bra DONE;\nadd.u64 %rd4, %rd1, 1073741824;\n"
     "st.global.u32 [%rd4], %r1;\nDONE:\n"
@@ -43,7 +43,7 @@ ALONE = {
 
 
 def told(body: str, processes: int, **how: object) -> tuple[object, ...]:
-    """(memory, what is told of the launch, its report or the error), without what may differ."""
+    """Return (memory, report of the launch or its error), without parts that may differ."""
     memory = np.arange(1, 32 * (GRID + 1) + 1, dtype=np.uint32)
     memory[GRID + 1 :] *= body != CHAIN
     if body == CHAIN:
@@ -61,7 +61,7 @@ def told(body: str, processes: int, **how: object) -> tuple[object, ...]:
 
 
 def _relative(finding: ptxemu.Finding, base: int) -> ptxemu.Finding:
-    """The finding with addresses from the memory on."""
+    """Return the finding with addresses relative to the memory."""
     accesses = [replace(a, first=a.first - base, last=a.last - base) for a in finding.accesses]
     message = re.sub(r"0x\w+", lambda found: f"{int(found[0], 16) - base:#x}", finding.message)
     return replace(finding, accesses=tuple(accesses), message=message)
@@ -121,7 +121,7 @@ def test_where_processes_cannot_help(how, why):
 
 
 def test_no_process_is_left(monkeypatch):
-    """Of those that it forks; other tests of this process may have children of their own."""
+    """Processes that the launch forks count; other tests may have children in this process."""
     fork, forked = os.fork, []
 
     def noted() -> int:

@@ -1,4 +1,4 @@
-"""The pytest plugin: schedules, the checker, failures with the report, and nothing where unused."""
+"""The pytest plugin: schedules, the checker, failures with the report, and no effect if unused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def go(text, warps=2):
 
 @pytest.fixture
 def tests(pytester, monkeypatch):
-    """Run the body of a test file in this process; gives pytester's result."""
+    """Run the body of a test file in this process; return pytest's result."""
     monkeypatch.syspath_prepend(str(ROOT))
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     for name in ("CI", "BUILD_NUMBER"):  # with them, the summary repeats each report whole
@@ -344,7 +344,7 @@ def reverse(x, barrier):
 
 
 def test_dsl_code_in_a_running_process(pytester):
-    """On a machine without a GPU; libraries come when a test imports them."""
+    """Simulates a machine without a GPU; a test imports the libraries."""
     pytester.makepyfile(shift=SHIFT, test_dsl=DSL)
     command = [sys.executable, "-m", "pytest", "-p", "ptxemu.pytest_plugin", "-W", "error"]
     done = subprocess.run(

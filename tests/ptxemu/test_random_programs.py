@@ -1,4 +1,4 @@
-"""The emulator against a thread-by-thread interpreter, on random structured programs."""
+"""The emulator compared with a thread-by-thread interpreter, on random structured programs."""
 
 from __future__ import annotations
 

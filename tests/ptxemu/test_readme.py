@@ -1,5 +1,6 @@
 """Every example of ptxemu's pages runs: Python, files, commands with their exit codes. Every link
-leads somewhere."""
+has a target.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +74,7 @@ def run(line: str, folder: Path) -> subprocess.CompletedProcess:
     for name, text in FILES.items():
         (folder / name).write_text(text, encoding="utf-8")
     words = shlex.split(line, comments=True)
-    if words[1:3] == ["-m", "pytest"]:  # as where ptxemu is installed, whichever way it is here
+    if words[1:3] == ["-m", "pytest"]:  # as if ptxemu were installed, however it is present here
         words[3:3] = ["-p", "ptxemu.pytest_plugin"]
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(

@@ -1,4 +1,4 @@
-"""`Options(record=True)`: what each warp of a launch did."""
+"""`Options(record=True)`: the actions of each warp of a launch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_events_of_an_mbarrier_in_order():
 
 
 def test_the_path_is_what_was_executed():
-    """A loop of five turns: its block stands five times in the path."""
+    """A loop of five iterations: its block occurs five times in the path."""
     loop = "mov.u32 %r2, 0; LOOP: add.u32 %r2, %r2, 1; setp.lt.u32 %p0, %r2, 5; @%p0 bra LOOP;"
     recording = recorded(loop)
     (warp,) = recording.warps
@@ -56,7 +56,7 @@ def test_the_path_is_what_was_executed():
     assert texts[:2] == ["add.u32", "setp.lt.u32"]
 
 
-# bytes of a lane, distance of two lanes -> how often shared memory is busy
+# bytes of a lane, distance of two lanes -> accesses to shared memory
 PASSES = {
     (4, 4): 1,
     (4, 0): 1,  # one word for all
@@ -132,7 +132,7 @@ def test_clusters_that_are_none(clusters):
 
 
 def test_nothing_changes_for_the_kernel():
-    """The same counts with and without a recording."""
+    """The counts are the same with and without a recording."""
     source = kernel(LANE + BARRIER, before=DYNAMIC)
     plain, taped = (launch(source, smem_bytes=4096, record=record) for record in (False, True))
     assert plain.by_warp == taped.by_warp

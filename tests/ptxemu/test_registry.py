@@ -70,7 +70,7 @@ def test_every_form_names_its_section_of_the_manual() -> None:
 
 
 def test_forms_of_one_name_do_not_hide_each_other() -> None:
-    """Of two forms of one name, neither accepts everything that the other does."""
+    """Given two forms of one name, neither accepts everything that the other does."""
     by_name: dict[str, list[registry.Form]] = {}
     for form in registry.supported():
         by_name.setdefault(form.name, []).append(form)
@@ -240,7 +240,7 @@ def test_each_target_has_what_ptxas_assembles_for_it(opcode: str) -> None:
         assert opcode in str(caught.value)
 
 
-# whole instructions, where operands decide
+# whole instructions, if operands decide
 OPERANDS = {
     "mbarrier.arrive.shared.b64 %rd0, [%r0], %r1;": TARGETS[2:],
     "mbarrier.arrive.shared.b64 %rd0, [%r0];": TARGETS,

@@ -1,4 +1,6 @@
-"""Block-scaled tcgen05.mma against a float64 product of decoded operands and scale factors."""
+"""Block-scaled tcgen05.mma compared with a float64 product of decoded operands and scale
+factors.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ IDS = [(*v[:3], a, b) for v in VARIANTS for a, b in product(v[3], v[3])]
 # CTAs, rows of A of each, N
 SHAPES = [(1, 128, n) for n in (8, 24, 40, 64, 128, 192, 256)]
 SHAPES += [(2, rows, n) for rows in (64, 128) for n in (16, 48, 80, 128, 208, 256)]
-# of M = 128 by a pair: N -> (row of B, lanes that have its scale factors, column)
+# M = 128 on a pair: N -> (row of B, lanes that hold its scale factors, column)
 HALVES = {
     16: [(0, (0, 32), 0), (7, (7, 39), 0), (8, (64, 96), 0), (15, (71, 103), 0)],
     32: [(15, (15, 47), 0), (16, (64, 96), 0), (31, (79, 111), 0)],
@@ -54,13 +56,13 @@ def codes_of(rng: np.random.Generator, fmt: str, shape: tuple[int, int]) -> np.n
 
 
 def factors_of(fmt: str, codes: np.ndarray) -> np.ndarray:
-    """float64 values of scale factors."""
+    """Decode scale factors to float64."""
     return values_of("e4m3", codes & 0x7F) if fmt == "ue4m3" else values_of(fmt, codes)
 
 
 def put_factors(tmem: Tmem, column: int, codes: np.ndarray, first: int, parts: int = 1) -> None:
-    """Codes (rows, blocks) to byte `first` and up of their words, in every quarter of the lanes; or
-    half of the rows in both quarters of half of the lanes."""
+    """Put codes (rows, blocks) into the bytes from `first` on of their words, in every quarter of
+    the lanes; with two parts, half of the rows in both quarters of half of the lanes."""
     words = np.full((len(codes), 4), 0x5A, np.uint8)
     words[:, first : first + codes.shape[1]] = codes
     for part, of_part in enumerate(np.split(words.view(np.uint32)[:, 0], parts)):
@@ -71,7 +73,7 @@ def put_factors(tmem: Tmem, column: int, codes: np.ndarray, first: int, parts: i
 
 @dataclass
 class Case:
-    """One MMA: random operands in shared memory, random scale factors in tensor memory."""
+    """An MMA with random operands in shared memory and random scale factors in tensor memory."""
 
     kind: str = "mxf4nvf4"
     blocks: int = 4
@@ -129,20 +131,20 @@ class Case:
             yield values_of(fmt, codes) * factors_of(self.scale_format, factors).repeat(block, 1)
 
     def d(self) -> np.ndarray:
-        halves = 128 // self.rows  # of D's columns, one in the lanes below those of the other
+        halves = 128 // self.rows  # parts of D's columns, one in the lanes below those of the other
         columns = slice(D_AT, D_AT + self.n // halves)
         parts = [cta.tmem.cells[columns].view(np.float32).T for cta in self.group]
         return np.concatenate([np.hstack(np.split(part, halves)) for part in parts])
 
 
 def compare(case: Case, times: int = 1) -> None:
-    """D is `times` A B, but for the roundings of a float32 sum."""
+    """Check that D is `times` A B, up to the rounding of a float32 sum."""
     a, b = case.operands()
     assert (np.abs(case.d() - times * (a @ b.T)) <= 1e-6 * (np.abs(a) @ np.abs(b).T)).all()
 
 
 def check(case: Case, sign: int = 1) -> None:
-    """D = A B over poison, then D += A B."""
+    """Check D = A B over poison, then D += A B."""
     case.run()
     compare(case, sign)
     case.run(accumulate=True)
@@ -165,7 +167,7 @@ def test_shapes(kind, blocks, scale_format, ctas, rows, n):
 @pytest.mark.parametrize("codes", ["all", "small"])
 @pytest.mark.parametrize(("kind", "blocks", "scale_format"), [v[:3] for v in VARIANTS])
 def test_machine_code_scales_to_the_same_bits(kind, blocks, scale_format, codes, group):
-    """Codes of NaN and of scale factors too large for float32 among them, or not."""
+    """Codes include NaN and scale factors too large for float32, or not."""
     fmt = "e4m3" if kind == "mxf8f6f4" else "e2m1"
     case = Case(kind, blocks, scale_format, 0, 0, fmt, fmt, ctas=group[0], rows=group[1])
     rng = np.random.default_rng(9)
@@ -186,7 +188,7 @@ def test_machine_code_scales_to_the_same_bits(kind, blocks, scale_format, codes,
     ("n", "row", "lanes", "column"), [(n, *x) for n in HALVES for x in HALVES[n]]
 )
 def test_where_half_of_the_lanes_has_half_of_the_rows_of_b(n, row, lanes, column):
-    """Twice a scale factor is twice a column of D, in the CTA whose it is."""
+    """Twice a scale factor gives twice a column of D, in the CTA that owns it."""
     case = Case("mxf8f6f4", 1, "ue8m0", 3, 1, "e4m3", "e4m3", ctas=2, rows=64, n=n)
     case.run()
     before = case.d()
@@ -200,7 +202,7 @@ def test_where_half_of_the_lanes_has_half_of_the_rows_of_b(n, row, lanes, column
     ("row", "lane", "column"), [(0, 0, 0), (31, 31, 0), (32, 0, 1), (63, 31, 1)]
 )
 def test_where_the_rows_of_a_are(row, lane, column):
-    """In the same place of all quarters, also where a CTA has 64 of them."""
+    """Rows of A are in the same place of all quarters, also if a CTA has 64 of them."""
     case = Case("mxf8f6f4", 1, "ue8m0", 3, 1, "e4m3", "e4m3", ctas=2, rows=64, n=32)
     case.run()
     before = case.d()
@@ -288,7 +290,7 @@ def test_the_upper_bit_of_ue4m3_is_none():
 
 @pytest.mark.parametrize(("of_a", "of_b"), [(254, 0), (0, 254), (253, 2)])
 def test_scale_factors_make_up_for_one_another(of_a, of_b):
-    """2^127 times 448 is no float32, the product is."""
+    """2^127 times 448 exceeds float32, but the product does not."""
     case = Case("mxf8f6f4", 1, "ue8m0", a_format="e4m3", b_format="e4m3")
     case.a_codes[:], case.b_codes[:] = 0x7E, 0x01  # 448 and 2^-9
     if of_b > of_a:
@@ -364,7 +366,7 @@ def test_what_is_several_times_in_tensor_memory_has_to_agree(group, column, lane
         case.run(a=A_TMEM)
 
 
-# lane that nothing has written, column -> rows of B and rows of A, 64 of a CTA, that are undefined
+# unwritten lane, column -> undefined rows of B, and of A with 64 rows in a CTA
 UNDEFINED = {
     (0, 0): ([0], [0]),
     (33, 0): ([1], [33]),
@@ -377,7 +379,7 @@ UNDEFINED = {
 
 @pytest.mark.parametrize(("lane", "column"), UNDEFINED)
 def test_undefined_copies_of_rows(lane, column):
-    """One copy of several is enough, of those that there are."""
+    """A single undefined copy is enough, among those that are read."""
     codes = TensorCodes()
     codes.suspects = -1
     codes.cells[...] = 0

@@ -11,7 +11,7 @@ from ptxemu.codegen.blocks import build_blocks
 from ptxemu.syntax.parser import parse
 from tests.ptxemu.kernels import DYNAMIC, kernel, launch
 
-# Every round reuses the buffer after one barrier only: round k + 1's store races with round k's
+# Every round reuses the buffer after only one barrier: round k + 1's store races with round k's
 # load, which other schedules may show. CUTLASS's mla_decode_fp16.py does this.
 EXCHANGE = """
     mov.u32 %r0, %tid.x;
@@ -46,7 +46,7 @@ STORE = "ld.param.u64 %rd1, [d];\nmad.wide.u32 %rd2, %r0, 4, %rd1;\nst.global.b3
 
 
 def result(body: str, **how: object) -> np.ndarray:
-    """%r1 of every lane after `body`, in which %r0 is the lane; 0 where the lane has exited."""
+    """Return %r1 of every lane after `body`, in which %r0 is the lane; 0 if the lane has exited."""
     out = np.zeros(32, np.uint32)
     text = kernel(f"mov.u32 %r0, %tid.x;\nmov.u32 %r1, 0;\n{body}\n{STORE}", ".param .u64 d")
     launch(text, out, **how)
@@ -60,7 +60,7 @@ def test_blocks_end_at_branches_and_start_at_labels() -> None:
     blocks = build_blocks(tree.entries["test"])
     assert [block.label for block in blocks[:3]] == [None, "L", None]
     assert blocks[1].successors == [1, 2]
-    assert blocks[2].successors == [4, 3]  # round the guarded instruction
+    assert blocks[2].successors == [4, 3]  # skips the guarded instruction
     assert blocks[4].exits
     assert blocks[4].successors == []
 
@@ -85,7 +85,7 @@ def test_guarded_returns_end_some_lanes() -> None:
 
 
 def test_a_member_mask_may_be_computed_just_before() -> None:
-    """Both sides of a branch shuffle at once, each with the mask that a vote has just given."""
+    """Both sides of a branch shuffle at once, each with the mask from a preceding vote."""
     body = """setp.lt.u32 %p0, %r0, 12;
 mul.lo.u32 %r2, %r0, 3;
 vote.sync.ballot.b32 %r3, %p0, 0xffffffff;
@@ -102,7 +102,7 @@ DONE:"""
 
 
 def test_a_convergent_instruction_waits_for_the_lanes_that_it_names() -> None:
-    """The side of the branch that comes first in the text still has to wait for the other."""
+    """The side of the branch that comes first in the text has to wait for the other."""
     body = """setp.lt.u32 %p0, %r0, 16;
 @%p0 bra JOIN;
 mov.u32 %r6, 0;
@@ -135,7 +135,7 @@ def test_exited_lanes_are_not_waited_for() -> None:
 
 
 def test_registers_of_equal_lanes_stay_scalars() -> None:
-    """What makes the emulator fast: a loop counter is one Python int, before and after a branch."""
+    """This makes the emulator fast: a loop counter is one Python int, before and after a branch."""
     text = kernel(
         "mov.u32 %r1, 0;\nL:\nadd.u32 %r1, %r1, 1;\nsetp.lt.u32 %p0, %r1, 9;\n@%p0 bra L;\n"
         "mov.u32 %r2, %tid.x;\nadd.u32 %r3, %r1, %r2;"

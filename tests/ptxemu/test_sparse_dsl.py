@@ -1,5 +1,6 @@
-"""A sparse GEMM of the CuTe DSL (`sparse_gemm.py`): its metadata are laid out by the formulas of
-the DSL's `make_tensor_e_atom_layout`, and found where the DSL tells the MMAs to look."""
+"""A sparse GEMM of the CuTe DSL (`sparse_gemm.py`): its metadata follow the formulas of the DSL's
+`make_tensor_e_atom_layout`, and the MMAs read them where the DSL's descriptors point.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ Problem = tuple[list[torch.Tensor], torch.Tensor]
 
 
 def atom(width: int, row: int, k: int) -> int:
-    """The bit of a row's metadata for element k, among those of 128 rows by 128 elements."""
+    """Bit of a row's metadata for element k, in an atom of 128 rows by 128 elements."""
     if width == 8:  # (128, 128): (128, 1)
         return 128 * row + k
     # ((8, 2, 8), (16, 2, 4)): ((128, 16, 2048), (1, 1024, 32))
@@ -34,7 +35,7 @@ def atom(width: int, row: int, k: int) -> int:
 
 
 def problem(gemm: SparseGemm) -> Problem:
-    """Small integers: A as it is stored, B, E, D; and A with its zeros."""
+    """Random small integers: A as stored, B, E, D; and A with its zeros."""
     rng, width = np.random.default_rng(0), gemm.type.width
     codes = rng.choice(np.array(CODES), (M, gemm.k // 4))
     kept, b = (rng.integers(-3, 4, shape) for shape in ((M, gemm.kept), (N, gemm.k)))
@@ -75,7 +76,7 @@ def test_products(type_: type) -> None:
 
 
 def test_without_the_barrier_behind_the_metadata(changed: Callable[..., None]) -> None:
-    """Each warp stores those of its lanes, and one of them multiplies."""
+    """Each warp stores the metadata of its lanes, and one of them multiplies."""
     statement = "self.put_metadata(base + N, e)\n        cute.arch.sync_threads()"
     changed(sparse_gemm, [sparse_gemm], "SparseGemm", (statement, "self.put_metadata(base + N, e)"))
     (report,) = launch(sparse_gemm.SparseGemm(cutlass.Float16), ("round-robin",))

@@ -1,5 +1,6 @@
-"""tcgen05.mma.sp: products element by element, where metadata lie, what the checker finds, and what
-is refused."""
+"""tcgen05.mma.sp: products element by element, placement of metadata, findings of the checker, and
+refusals.
+"""
 
 from __future__ import annotations
 
@@ -21,24 +22,24 @@ from ptxemu.machine.umma_desc import instr_desc, require_shape
 from tests.ptxemu.kernels import DYNAMIC, HEAD
 from tests.ptxemu.umma_operands import image_of, put_operand, random_codes
 
-# PTX programs of tcgen05.mma.sp, and what they compute, by element.
+# PTX programs of tcgen05.mma.sp, and their results, by element.
 #
-# A CTA, or each of a pair, copies an image to shared memory and words to tensor memory, of which
-# metadata, scale factors and perhaps A are part; what is not part of them is all ones, as metadata
-# no group's. Two MMAs along K follow, and D is stored lane by lane. Where metadata lie, and what A
-# is with its zeros, is written down here row by row and group by group.
+# A CTA, or each of a pair, copies an image to shared memory and words to tensor memory, which
+# include metadata, scale factors and perhaps A. Other words are all ones, which is no valid
+# metadata. Two MMAs along K follow, and D is stored lane by lane. The places of metadata, and A
+# with its zeros, are written down here row by row and group by group.
 
 STEPS = 2
-CODES = (0x4, 0x8, 0xC, 0x9, 0xD, 0x6, 0xE)  # of 2:4 and 4:8
-HALVES = (0x4, 0xE)  # of tf32
+CODES = (0x4, 0x8, 0xC, 0x9, 0xD, 0x6, 0xE)  # for 2:4 and 4:8
+HALVES = (0x4, 0xE)  # for tf32
 _K = {"f16": 32, "tf32": 16, "f8f6f4": 64, "i8": 64, "mxf8f6f4": 64, "mxf4": 128, "mxf4nvf4": 128}
 _FORMAT_CODES = {
     "f16": 0, "bf16": 1, "tf32": 2, "u8": 0, "s8": 1,
     "e4m3": 0, "e5m2": 1, "e2m3": 3, "e3m2": 4, "e2m1": 5,
 }  # fmt: skip
-_WORDS = 64  # columns of tensor memory behind D that are written
-_META, _SFA, _SFB, _A = 0, 4, 8, 32  # where the parts of them begin
-_MOVE = 8  # columns to scale factors of the second MMA, where those of one fill their words
+_WORDS = 64  # columns of tensor memory after D that are written
+_META, _SFA, _SFB, _A = 0, 4, 8, 32  # where each part begins
+_MOVE = 8  # columns to scale factors of the second MMA, if those of one MMA fill their words
 _A_COLUMNS = 8  # of one MMA
 _SLOT = 16384  # bytes of shared memory of an operand of one MMA
 
@@ -111,8 +112,13 @@ WAIT:
 
 @dataclass
 class Variant:
-    """m: of all CTAs. lane: the first of those that 64 rows use. blocks: scale factors of a row in
-    one MMA, 0 without. changes: words of the program, and what stands there instead."""
+    """A program's parameters.
+
+    m: rows over all CTAs.
+    lane: first lane of those that 64 rows use.
+    blocks: scale factors of a row in one MMA, 0 without.
+    changes: words of the program, and their replacements.
+    """
 
     kind: str = "f16"
     a: str = "f16"
@@ -140,12 +146,12 @@ class Variant:
 
     @property
     def k(self) -> int:
-        """Of one MMA."""
+        """K of one MMA."""
         return _K[self.kind]
 
     @property
     def rows(self) -> int:
-        """Of one CTA."""
+        """Rows of one CTA."""
         return self.m // self.ctas
 
     @property
@@ -154,12 +160,12 @@ class Variant:
 
     @property
     def group(self) -> tuple[int, int, int]:
-        """Elements of a group of A, how many are kept, how many an index stands for."""
+        """Elements of a group of A, number of kept ones, elements per index."""
         return {"tf32": (2, 1, 1)}.get(self.kind, (8, 4, 2) if self.packed else (4, 2, 1))
 
     @cached_property
     def numbers(self) -> dict[str, np.ndarray]:
-        """kept (m, K / 2), b (n, K): codes; choice (m, groups): of metadata; sfa, sfb: codes."""
+        """Random codes: kept (m, K / 2), b (n, K), choice of metadata (m, groups), sfa, sfb."""
         rng = np.random.default_rng(self.m + self.n + self.ctas)
         depth = STEPS * self.k
         table = HALVES if self.kind == "tf32" else CODES
@@ -197,21 +203,21 @@ class Variant:
                 matrix *= wide.transpose(1, 0, 2).reshape(matrix.shape)
         return a @ b.T
 
-    # -- where they lie ---------------------------------------------------------------------------
+    # -- placement --------------------------------------------------------------------------------
 
     @property
     def parts(self) -> int:
-        """Of N, that have lanes of their own, and a copy of A and of the metadata there."""
+        """Parts of N in separate lanes, each with a copy of A and of the metadata."""
         return 128 // self.m if self.stationary else 1
 
     def lane_of(self, row: int) -> int:
-        """Of D and A: of 64 rows, 16 in every quarter."""
+        """Lane of a row of D and A; 64 rows use 16 lanes in every quarter."""
         if self.rows == 128 or self.stationary:
             return row
         return 32 * (row // 16) + row % 16 + self.lane
 
     def words(self, rank: int) -> np.ndarray:
-        """What a CTA writes behind D: uint32 (128, columns)."""
+        """Words that a CTA writes after D: uint32 (128, columns)."""
         out = np.full((128, _WORDS), 0xFFFFFFFF, np.uint32)
         halves = out.view(np.uint16).reshape(128, _WORDS, 2)
         codes = self.numbers["codes"].astype(np.uint32)[rank * self.rows :][: self.rows]
@@ -234,7 +240,8 @@ class Variant:
         return np.tile(out[: 128 // self.parts], (self.parts, 1))
 
     def _scales(self, out: np.ndarray, rank: int) -> None:
-        """Byte `blocks` times the step and up, of the rows' words in every quarter of the lanes."""
+        """Put scale factors into the bytes from `blocks` times the step on of the rows' words, in
+        every quarter of the lanes."""
         for name, start, first in (("sfa", _SFA, rank * 128), ("sfb", _SFB, 0)):
             codes = self.numbers[name][:, first:][:, : 128 if name == "sfa" else self.n]
             for step in range(STEPS):
@@ -249,13 +256,14 @@ class Variant:
                         word[byte : byte + self.blocks] = codes[step, row]
 
     def _image(self, fmt: str, codes: np.ndarray) -> np.ndarray:
-        """Bytes that stand for themselves, so that they can be laid out as such."""
+        """Return codes as bytes, so that they can be laid out as bytes."""
         if fmt in ("e2m1", "e2m3", "e3m2"):
             return image_of("mxf4" if self.packed else "mxf8f6f4", fmt, codes)
         return codes
 
     def operands(self, rank: int) -> tuple[np.ndarray, list[tuple[int, int]]]:
-        """Shared memory of a CTA, and descriptors of A and B of each step, for an image at 0."""
+        """Return shared memory of a CTA, and descriptors of A and B of each step, for an image at
+        0."""
         smem, words = np.full(2 * STEPS * _SLOT, 0xFF, np.uint8), []
         rows = self.n // self.ctas
         atoms = "128B_ATOM_32B" if self.kind == "tf32" and self.mn_major else self.swizzle
@@ -285,7 +293,8 @@ class Variant:
     # -- the program ------------------------------------------------------------------------------
 
     def mma(self, step: int, descriptors: tuple[int, int]) -> str:
-        """One MMA; %r6 and %r7: D and what is behind it, %rd10: the image's address / 16."""
+        """Return an MMA; %r6 and %r7: D and the columns after it, %rd10: the image's address
+        / 16."""
         lane = self.lane << 16
         meta = _META + (0 if self.kind in ("f16", "tf32") else 2 * step)
         a = f"[%r7+{_A + _A_COLUMNS * step + lane}]" if self.a_in_tmem else "%rd11"
@@ -336,7 +345,7 @@ class Variant:
         return Program("sparse", text, (self.ctas,), (128,), (self.ctas,), nbytes + 128, params)
 
     def d_of(self, out: np.ndarray) -> np.ndarray:
-        """D (m, n) of what the program stored, float64."""
+        """Return D (m, n) from the program's output, float64."""
         lanes, every = [self.lane_of(row) for row in range(self.rows)], out.reshape(-1, 128, self.n)
         words = every[:, lanes].reshape(self.m, self.n)
         if self.stationary:
@@ -403,7 +412,7 @@ STATIONARY = [
     for m, n, tmem in product((32, 64, 128), (64, 128), (False, True))
 ]
 EVERY = [*PLAIN, *MAJORS, *SWIZZLES, *IN_TENSOR_MEMORY, *SCALED, *STATIONARY]
-# a few of each, of every kind and layout
+# a few of every kind and layout
 QUICK = [
     *PLAIN[::13],
     *MAJORS[::3],
@@ -416,7 +425,7 @@ PAIR = Variant(m=256, ctas=2)
 
 
 def run(variant: Variant, **options: object) -> tuple[np.ndarray, list[Finding]]:
-    """D (m, n) and the findings."""
+    """Return D (m, n) and the findings."""
     made = variant.program()
     with watch.watched() as report:
         out = emulate(made, ptxemu.load(made.text), ptxemu.Options(**options))["d"]
@@ -424,14 +433,14 @@ def run(variant: Variant, **options: object) -> tuple[np.ndarray, list[Finding]]
 
 
 def replace_words(variant: Variant, changes: dict[str, str]) -> Variant:
-    """The variant with the same numbers and other words of its program."""
+    """Return the variant with the same numbers and other words in its program."""
     changed = replace(variant, changes=changes)
     changed.__dict__["numbers"] = variant.numbers
     return changed
 
 
 def check(variant: Variant, **options: object) -> None:
-    """D but for the roundings of its type."""
+    """Compare D up to the rounding of its type."""
     d, expected = run(variant, **options)[0], variant.expected()
     step = {"s32": 0.0, "f16": 2.0**-10, "f32": 2.0**-20}[variant.d]
     np.testing.assert_allclose(d, expected, rtol=step, atol=step * np.max(np.abs(expected)))
@@ -454,7 +463,8 @@ def test_every_schedule_gives_the_same(policy: str) -> None:
 
 
 def test_a_group_of_zeros_needs_no_metadata() -> None:
-    """CUTLASS's compressors write 0b0000 for it; with another number nobody knows what it means."""
+    """CUTLASS's compressors write 0b0000 for such a group; with a nonzero element its meaning is
+    undefined."""
     variant = Variant("f8f6f4", "e4m3", "e4m3")
     variant.numbers["kept"][37, 6:8] = 0
     variant.numbers["codes"][37, 3] = 0xE
@@ -469,7 +479,7 @@ def test_a_group_of_zeros_needs_no_metadata() -> None:
 
 
 def test_lanes_that_are_disabled_keep_what_they_have() -> None:
-    """Tensor memory is all ones before, which is no number."""
+    """Tensor memory is all ones before, which is NaN."""
     words = "{%r20, %r21, %r21, %r22}"
     changes = {
         "mov.b16 %h0, 3;": "mov.u32 %r20, 0x60; mov.u32 %r21, 0; mov.u32 %r22, 0x80000000;",
@@ -501,7 +511,7 @@ def test_a_right_program_is_not_reported(variant: Variant) -> None:
 
 
 def test_metadata_that_nobody_wrote() -> None:
-    """Of zeros, so that the MMA is executed all the same."""
+    """The stored elements are zeros, so that the MMA is executed anyway."""
     for variant in (Variant(), Variant("i8", "s8", "s8", "s32")):
         variant.numbers["kept"][:] = 0
         _, found = run(replace_words(variant, {STORE: f"// {STORE}"}), check=True)
@@ -533,7 +543,7 @@ def test_races_on_metadata(name: str) -> None:
 # -- refusals -------------------------------------------------------------------------------------
 
 F16 = Variant()
-# warp 0 stores other metadata than those that have copies of them
+# warp 0 stores metadata that differ from their copies
 DIFFERENT = {
     "add.u32 %r15, %r7, %r8;": "add.u32 %r15, %r7, %r8; @!%p1 xor.b32 %x0, %x0, 0x88888888;"
 }
@@ -586,7 +596,7 @@ def test_descriptors_that_are_refused(kind: str, word: int, error: type[Exceptio
 
 
 def test_shapes() -> None:
-    """K is twice that of a dense MMA; N is as of one."""
+    """K is twice that of a dense MMA; N is the same."""
     desc = instr_desc("mxf4", 0x10080484)
     assert (desc.m, desc.n, desc.k, desc.a_k) == (256, 32, 128, 64)
     require_shape(desc, 2)

@@ -1,5 +1,5 @@
-"""Undefined data: each place where it must not get, reached with and without a write before the
-read; and what may be done with it.
+"""Undefined data: each place that they must not reach, with and without a write before the read;
+and harmless uses.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ mul.wide.u32 %rd1, %r0, 4;
 add.u64 %rd1, %rd0, %rd1;
 """
 GLOBAL = "global memory"
-INIT = "<st.shared.b32 [%r3], -1;>"  # -1: what a word that nothing wrote happens to hold
+INIT = "<st.shared.b32 [%r3], -1;>"  # -1: the value of a word that was never written
 READ = f"{INIT} ld.shared.b32 %r10, [%r3];"
 STORE = "st.global.b32 [%rd1], %r11;"
 ALL_BUT_7 = "setp.ne.u32 %p0, %r0, 7; @%p0 st.shared.b32 [%r3], 0;"
@@ -46,14 +46,13 @@ ALLOC = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1+4096], 32;
 DEALLOC = "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r8, 32;"
 STORE_TMEM = "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r8], {%r0};"
 LOAD_TMEM = "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r11}, [%r8]; tcgen05.wait::ld.sync.aligned;"
-TENSOR_STORE = (  # 384 words lie in the tensor, 128 behind its end
+TENSOR_STORE = (  # 384 words are in the tensor, 128 after its end
     f"mov.u64 %rd3, map; cvta.param.u64 %rd3, %rd3; mov.u32 %r4, 0; {INIT} {FIRST}"
     " cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%rd3, {%r4, %r4}], [%r1];"
     f"{BULK_DONE}"
 )
 
-# PTX in which <> encloses the instruction that writes what is read; with what is reported where it
-# is left out
+# PTX in which <> encloses the write of the data that are read; with the report if it is left out
 SINKS = {
     "st.global": (GLOBAL, f"{READ} st.global.b32 [%rd1], %r10;"),
     "generic st": (GLOBAL, f"{READ} st.b32 [%rd1], %r10;"),
@@ -91,7 +90,7 @@ SINKS = {
         "W: mbarrier.try_wait.parity.shared.b64 %p0, [%r1+4096], %r11; @!%p0 bra W;",
     ),
 }
-# the same of what makes %r11, which is stored
+# the same for instructions that compute %r11, which is then stored
 FLOWS = {
     "computed": f"{READ} mad.lo.u32 %r11, %r10, %r0, 3;",
     "in later blocks": f"{READ} mov.u32 %r11, 0; bar.sync 0; add.u32 %r11, %r11, %r10; bar.sync 0;",
@@ -129,13 +128,13 @@ FLOWS = {
     "<tcgen05.st.sync.aligned.32x32b.x2.b32 [%r8], {%r0, %r0};> tcgen05.wait::st.sync.aligned;"
     "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r10, %r11}, [%r8]; tcgen05.wait::ld.sync.aligned;"
     f"{DEALLOC}",
-    # what an earlier allocation held is gone
+    # the contents of an earlier allocation are gone
     "tensor memory again": f"{ALLOC} ld.shared.b32 %r8, [%r1+4096]; {STORE_TMEM}"
     f"tcgen05.wait::st.sync.aligned; {DEALLOC} {ALLOC}"
     f"<{STORE_TMEM}> tcgen05.wait::st.sync.aligned; {LOAD_TMEM} {DEALLOC}",
 }
 REPORTED = SINKS | {name: (GLOBAL, f"{body} {STORE}") for name, body in FLOWS.items()}
-# What is done with data that no instruction wrote, and does not show.
+# Uses of undefined data that have no visible effect.
 HARMLESS = {
     "never used": "ld.shared.b32 %r10, [%r3];",
     "dropped lanes": f"{LOW_HALF} add.u32 %r11, %r10, 1; @%p0 st.global.b32 [%rd1], %r11;",
@@ -175,7 +174,7 @@ LAUNCHES = {
 
 
 def lines(body: str, *, initialised: bool = True) -> str:
-    """A body without <>, or without what they enclose."""
+    """Return a body without the marks <>, or without the marked instructions."""
     return re.sub("<(.*?)>", r"\1" if initialised else "", body).replace(";", ";\n")
 
 
@@ -185,8 +184,8 @@ def program(body: str) -> str:
 
 
 def launch(body: str, **how: object) -> tuple[ptxemu.LaunchReport, np.ndarray]:
-    """The report, and 1024 words behind `out`; `map` is a tensor of them, 24 rows of 16 words, its
-    box 32 rows."""
+    """Return the report, and 1024 words at `out`; `map` is a tensor in them, 24 rows of 16 words,
+    with a box of 32 rows."""
     out = aligned_copy(np.zeros(1024, np.uint32))
     encoded = tensor_map.encode(out.ctypes.data, (16, 24), (64,), (16, 32), "u32", "none")
     how |= {"params": [*kernels.pointers(out), bytes(encoded)], "memory": [out]}
@@ -230,7 +229,7 @@ def test_a_finding_names_the_read_and_the_use() -> None:
 
 
 def test_steps_before_the_read_happen_once() -> None:
-    """The block that reads undefined data goes on where it was stopped."""
+    """The block that reads undefined data continues where it stopped."""
     body = (
         "atom.global.add.u32 %r5, [%rd0+2048], 1; ld.shared.b32 %r10, [%r3];"
         "red.global.add.u32 [%rd0+2052], 1; sub.u32 %r11, %r10, %r10; add.u32 %r11, %r11, %r5;"
@@ -248,7 +247,8 @@ _SHARED = ".shared .align 4 .b8 words[256];\n"
 
 
 def _random_program(seed: int) -> str:
-    """A register starts as a shared word that some lanes have written, and one is stored."""
+    """A register starts as a shared word that only some lanes have written, and one register is
+    stored."""
     rng = random.Random(seed)
     program = random_programs.Generator(rng)
     text = random_programs.ptx_of(program, ("lane",) * random_programs.REGISTERS)
@@ -265,7 +265,7 @@ def _random_program(seed: int) -> str:
 def test_what_is_not_reported_does_not_depend_on_undefined_data(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whatever memory held before the launch."""
+    """Memory before the launch is poisoned differently."""
     memory = np.arange(random_programs.MEMORY_WORDS, dtype=np.uint32)
     silent = differing = 0
     for seed in range(24):
@@ -285,13 +285,13 @@ def test_what_is_not_reported_does_not_depend_on_undefined_data(
 
 
 def checked(program: Program, text: str) -> tuple[list[ptxemu.Finding], dict[str, np.ndarray]]:
-    """What is said about undefined data in the program with another text, and its outputs."""
+    """Return findings of undefined data in the program with another text, and its outputs."""
     with watched(check=True) as reports:
         outputs = emulate(program, ptxemu.load(text), ptxemu.Options())
     return found(reports.launches[0]), outputs
 
 
-_FILL_A = "    ld.global.v4.b32 {%r10, %r11, %r12, %r13}, [%rd3+0];\n"  # the first of row %tid
+_FILL_A = "    ld.global.v4.b32 {%r10, %r11, %r12, %r13}, [%rd3+0];\n"  # the first row of %tid
 _FIRST_STORE = "    st.global.v4.b32 [%rd1+0]"
 _LAST_STORE = "    tcgen05.fence::before_thread_sync;\n    bar.sync 0;\n    @%p1 exit;"
 MMAS = {
@@ -332,8 +332,8 @@ def test_products_of_undefined_data(name: str) -> None:
 
 
 _TENSOR, _SHARED_MEMORY = "tensor memory of cta({},0,0)", "shared memory of cta({},0,0)"
-# (program, what is left out or put in its place) -> where the undefined data comes from in each of
-# its CTAs: memory, its columns or bytes
+# (program, removed or replaced text) -> source of the undefined data in each of its CTAs: memory,
+# its columns or bytes
 SCALED: dict[tuple[str, str, str], tuple[str, range]] = {
     ("block_scaled_mma", "tcgen05.cp.cta_group::1.32x128b.warpx4 [%r14]", "//"): (
         _TENSOR, range(32, 36),
@@ -374,7 +374,7 @@ def test_undefined_scale_factors_and_copies(name: str, line: str, instead: str) 
 
 @pytest.mark.parametrize(("stored", "shows"), [(2, True), (3, False), (4, False)])
 def test_padding_of_operands_may_be_undefined(stored: int, shows: bool) -> None:
-    """A in shared memory, so many words of every 16 bytes: two of e2m1, then three of e3m2."""
+    """A has two defined words in 16 bytes of shared memory for e2m1, and three for e3m2."""
     mma_program = read(FOLDER / "narrow_a_mma.ptx")
     text = mma_program.text.replace("[%r6], [%r14], %rd11", "[%r6], %rd10, %rd11")
     text = "\n".join(line for line in text.split("\n") if "tcgen05.cp" not in line)
@@ -391,7 +391,7 @@ def test_padding_of_operands_may_be_undefined(stored: int, shows: bool) -> None:
 
 @pytest.mark.parametrize(("thread", "shows"), [(63, False), (64, True), (65, True), (66, False)])
 def test_undefined_rows_of_a_that_an_mma_moves(thread: int, shows: bool) -> None:
-    """Row 65 is undefined, and row 64 behind the first MMA; each thread stores a row of D."""
+    """Row 65 is undefined, and after the first MMA row 64, too; each thread stores a row of D."""
     mma_program = read(FOLDER / "shifted_a_mma.ptx")
     first, store = "    setp.eq.u32 %p0, %r0, 0;\n", "    st.shared.v4.b32 [%r3+16]"
     assert first in mma_program.text

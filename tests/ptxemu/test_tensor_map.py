@@ -60,7 +60,7 @@ def test_decode_of_a_5d_tf32_map_with_long_strides():
     assert encode(16, tm.dims, tm.strides, tm.box, "tf32", "128B_ATOM_32B") == pack(words)
 
 
-# Words 2..15 as the DSL's host code encoded them (4.8.1), with what the tensor and the tile were.
+# Words 2..15 as the DSL's host code encoded them (4.8.1), with the tensor and the tile.
 DSL_MAPS = [
     ("246512 40 0 0 0 0 1ff 12b 0 0 0 3f000000 7f 0",
      "bf16", (512, 300), (1024,), (64, 128), "128B"),
@@ -114,7 +114,7 @@ def test_encode_then_decode(dtype, rank, swizzle):
     assert tm == TensorMap(64, dtype, dims, strides, box, BY_NAME[swizzle])
     assert tm.rank == rank
     assert transaction_bytes(tm) == tm.rows * inner * bits // 8
-    span = 0 if swizzle == "none" else BY_NAME[swizzle].span  # a row has one of the pattern's
+    span = 0 if swizzle == "none" else BY_NAME[swizzle].span  # a row is one row of the pattern
     assert tm.box_bytes == tm.rows * max(tm.smem_row_bytes, span)
 
 
@@ -211,7 +211,7 @@ def test_a_replaced_field_is_as_if_encoded(field, ordinal, value, changes):
     assert decode(bytes(raw)) == decode(encode(0, **{**given, **changes}))
 
 
-CODES = {  # of a field, by what it stands for in `encode`
+CODES = {  # codes of a field, by its meaning in `encode`
     "elemtype": (
         "dtype", "tf32", [(2, "u32"), (3, "u32"), (7, "f32"), (11, "tf32"), (5, "u64"), (9, "f64")]
     ),
@@ -254,7 +254,7 @@ def test_replace_field_refusals(field, ordinal, value, error):
 
 
 def test_a_copy_obeys_replaced_fields():
-    """A box that grows over the end of the tensor, with NaN there."""
+    """The box grows over the end of the tensor, with NaN there."""
     memory, out = np.zeros(256 + 128, np.uint8), np.zeros(8, np.float32)
     start = -memory.ctypes.data % 128
     source = memory[start + 128 : start + 144].view(np.float32)

@@ -1,4 +1,4 @@
-"""Threads that launch at the same time: each result is that of the same launch alone."""
+"""Threads that launch at the same time: each result is that of the launch alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.ptxemu.kernels import POINTER, kernel, launch
 
 THREADS = 8
 
-# Each lane sums up; values that lanes do not share lie in the scratch of the program.
+# Each lane sums up; values that differ between lanes are in the program's scratch memory.
 SUMS = kernel(
     f"""{POINTER}
     ld.global.b32 %r1, [%rd2];
@@ -45,7 +45,7 @@ SUMS = kernel(
 
 @contextmanager
 def hurried():
-    """Python changes threads as often as it can."""
+    """Make Python switch threads as often as it can."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -55,7 +55,7 @@ def hurried():
 
 
 def in_threads(work, count=THREADS):
-    """What work(0), work(1), ... return or raise, each in a thread of its own."""
+    """Return the results or exceptions of work(0), work(1), ..., each in a separate thread."""
     results = [None] * count
     start = threading.Barrier(count)
 
@@ -93,7 +93,7 @@ def test_launches_of_one_program(checked):
 
 
 def test_a_launch_that_is_told_of_its_progress_may_launch():
-    """The lock is one of the thread."""
+    """The lock is reentrant within a thread."""
     program, inner = ptxemu.load(SUMS), []
 
     def work(number):
@@ -144,7 +144,7 @@ def test_what_was_freed_is_told_to_everybody_once():
     freed, here = live.freed_since(0)
     assert not freed
     del tensor
-    for _ in range(2):  # two that last looked at the same time
+    for _ in range(2):  # two that last searched at the same time
         freed, later = live.freed_since(here)
         assert freed == [(start, start + 4000, True)]
     assert live.freed_since(later) == ([], later)

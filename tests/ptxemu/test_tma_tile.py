@@ -1,4 +1,6 @@
-"""TMA tiles against a loop over elements: loads, stores and reductions, in and out of bounds."""
+"""TMA tiles compared with a loop over elements: loads, stores and reductions, in and out of
+bounds.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from ptxemu.machine.tma_tile import (
 from ptxemu.numerics.swizzle import BY_NAME
 from tests.ptxemu import kernels
 
-# name: (B, M, S, span, period), spelled out
+# name: (B, M, S, span, period), written out
 TEXTBOOK = {
     "none": (0, 4, 3, 16, 1),
     "32B": (1, 4, 3, 32, 256),
@@ -74,7 +76,8 @@ class FlatMemory:
 
 
 def elements(tm, coords):
-    """Of each element of the box, dimension 0 fastest: its offset from BASE, None out of bounds."""
+    """Yield the offset from BASE of each element of the box, dimension 0 fastest; None out of
+    bounds."""
     size = tm.element_bits // 8
     steps = (size, *tm.strides)
     for place in itertools.product(*(range(side) for side in reversed(tm.box))):
@@ -86,7 +89,7 @@ def elements(tm, coords):
 
 
 def make(rank, dtype="bf16", swizzle="none", inner=16):
-    """A map over a tensor of odd sizes and padded strides, and a memory that just holds it."""
+    """A map over a tensor of odd sizes and padded strides, and a memory of exactly its size."""
     size = {"u8": 1, "bf16": 2, "f16": 2, "f32": 4, "tf32": 4, "u32": 4}[dtype]
     dims = (37, 5, 4, 3, 3)[:rank]
     strides, step = [], -(-37 * size // 16) * 16 + 16
@@ -134,7 +137,7 @@ def test_place_swizzles_absolute_offsets_and_gather_inverts_it(swizzle, rank, of
     expected = np.full(8192, 0xEE, np.uint8)
     row = tm.row_bytes
     for i, value in enumerate(image):
-        # a row that is shorter than the pattern's still has a row of the pattern to itself
+        # a row shorter than the pattern's still occupies a whole row of it
         place = offset + i // row * (BY_NAME[swizzle].span if swizzle != "none" else row) + i % row
         expected[BY_NAME[swizzle].apply(place)] = value
     np.testing.assert_array_equal(smem, expected)
@@ -173,8 +176,8 @@ def test_unpacked_chunks_have_padding_up_to_16_bytes(dtype, nbytes):
 
 
 def test_unpacked_chunks_of_windows_that_overlap():
-    """Rows of 192 elements, not a multiple of the 128 that a box has: a second dimension steps by
-    32 bytes, the least that the manual allows, and every box lies within its row."""
+    """Rows of 192 elements, not a multiple of the box's 128: a second dimension steps by 32 bytes,
+    the minimum that the manual allows, and every box lies within its row."""
     rows = np.random.default_rng(0).integers(0, 256, (5, 96), dtype=np.uint8)
     dims, strides, box = (128, 5, 2), (96, 32), (128, 2, 1)
     tm = decode(encode(BASE, dims, strides, box, "16u4_align16b"))
@@ -252,7 +255,7 @@ def test_combine_refuses_what_the_instruction_lacks():
 
 @pytest.mark.parametrize(("dtype", "outside"), [("f16", 0x7FF7), ("tf32", 0x7FF77FF7)])
 def test_what_is_out_of_bounds_can_be_nan(dtype, outside):
-    """The map's NaN is not rounded, as what is loaded as tf32 is."""
+    """The map's NaN is not rounded, unlike data loaded as tf32."""
     tm, memory = make(2, dtype)
     image = load_tile(replace(tm, nan_fill=True), (0, tm.dims[1] - 1), memory)
     plain = load_tile(tm, (0, tm.dims[1] - 1), memory)
@@ -262,8 +265,8 @@ def test_what_is_out_of_bounds_can_be_nan(dtype, outside):
     assert (image[row:].view(f"<u{tm.element_bits // 8}") == outside).all()
 
 
-# tile::gather4 and tile::scatter4: four rows with coordinates of their own, in and out of the
-# tensor, swizzled and not; and what the tensor map has to be.
+# tile::gather4 and tile::scatter4: four rows with separate coordinates, inside and outside the
+# tensor, swizzled and not; and conditions on the tensor map.
 
 ROWS, COLUMNS = 40, 96  # of the tensor, of 16-bit elements
 WIDTH = 64  # of the box: 128 bytes
@@ -291,7 +294,7 @@ def launch(
     body: str, tensor: np.ndarray, other: np.ndarray, coordinates: tuple[int, ...], map_: bytes,
     **how: object,
 ) -> ptxemu.LaunchReport:  # fmt: skip
-    """A warp whose lane 0 does `body` and all of which copy the box's shared memory from or to
+    """A warp whose lane 0 executes `body`, while all lanes copy the box's shared memory from or to
     `other`. %rd0: the map, %r1: shared memory, %r10 to %r14: coordinates."""
     values = "".join(f"mov.b32 %r{10 + k}, {x};" for k, x in enumerate(coordinates))
     text = kernels.kernel(
@@ -324,13 +327,13 @@ def gather(load: str = GATHER) -> str:
 
 
 def swizzled(image: np.ndarray) -> np.ndarray:
-    """128-byte rows with their 16-byte chunks exchanged: chunk c of row r is at c ^ r."""
+    """Permute 16-byte chunks of 128-byte rows: chunk c of row r is at c ^ r."""
     chunks = image.view(np.uint8).reshape(4, 8, 16)
     return np.stack([chunks[r, np.arange(8) ^ r] for r in range(4)]).reshape(-1)
 
 
 def box_of(tensor: np.ndarray, coordinates: tuple[int, ...]) -> np.ndarray:
-    """[row, column] of what is loaded, zero outside of the tensor."""
+    """[row, column] of the loaded box, zero outside the tensor."""
     column, *rows = coordinates
     image = np.zeros((4, WIDTH), np.uint16)
     for k, row in enumerate(rows):
@@ -385,7 +388,7 @@ def test_four_rows_are_stored(coordinates: tuple[int, ...], swizzle: str, policy
 
 
 def test_without_a_wait_the_load_is_a_race() -> None:
-    """The checker knows which shared memory the four rows take."""
+    """The checker tracks the shared memory of all four rows that the load writes."""
     tensor, out = numbered(), aligned_copy(np.zeros(BYTES, np.uint8))
     body = gather()
     start = body.index("W:")

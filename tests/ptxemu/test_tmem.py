@@ -228,7 +228,7 @@ def test_a_shift_moves_31_rows_of_a_quarter():
         Tmem().shift_rows(0)
 
 
-# (shape, multicast): the first row that each quarter of the lanes gets, how many, bytes of a row
+# (shape, multicast): the first row of each quarter of the lanes, number of rows, bytes of a row
 QUARTERS = {
     ("128x256b", ""): ((0, 32, 64, 96), 32, 32),
     ("128x128b", ""): ((0, 32, 64, 96), 32, 16),
@@ -239,7 +239,7 @@ QUARTERS = {
 }
 FORMS = list(QUARTERS)
 COLUMN = 5
-# source format -> 16 bytes of shared memory, and the 16 that get to tensor memory
+# source format -> 16 bytes of shared memory, and the 16 bytes that arrive in tensor memory
 CHUNKS = {
     "b4x16_p64": (
         "10 32 54 76 98 ba dc fe  a5 a5 a5 a5 a5 a5 a5 a5",
@@ -263,7 +263,7 @@ def expected(form: tuple[str, str], matrix: np.ndarray, empty: int) -> np.ndarra
 
 
 def widened(source: str, matrix: np.ndarray) -> np.ndarray:
-    """The bytes that those of `matrix`, in chunks of 16, become."""
+    """Widen the elements of `matrix`, in chunks of 16 bytes, to bytes."""
     size = {"": 8, "b4x16_p64": 4, "b6x16_p32": 6}[source]
     out = np.zeros_like(matrix).reshape(-1, 16)
     for chunk, found in zip(matrix.reshape(-1, 16), out, strict=True):
@@ -276,7 +276,7 @@ def widened(source: str, matrix: np.ndarray) -> np.ndarray:
 def filled(
     form: tuple[str, str], swizzle: str, address: int = COLUMN, source: str = ""
 ) -> tuple[Tmem, np.ndarray]:
-    """Tensor memory after one copy, and the matrix."""
+    """Return tensor memory after one copy, and the matrix."""
     shape = shape_of(*form, source)
     rows = max(shape.rows, 8)  # of a core matrix
     matrix = np.random.default_rng(7).integers(0, 256, (rows, shape.nbytes), np.uint8)
@@ -405,9 +405,12 @@ _COMMITS = {1: ".b64 [%r3]", 2: ".multicast::cluster.b64 [%r3], %h0"}
 def launch_fill(
     copy: str, ctas: int, policy: str, lacks: str = ""
 ) -> tuple[LaunchReport, np.ndarray, np.ndarray]:
-    """Input and output are uint32 (CTAs, 128 threads, 8 words); each thread brings 32 bytes to
-    shared memory. There the descriptor sees rows of 16 bytes, the second half of all 2 KiB on.
-    lacks: the start of a line that the program is to lack."""
+    """Input and output are uint32 (CTAs, 128 threads, 8 words); each thread copies 32 bytes to
+    shared memory. There the descriptor addresses rows of 16 bytes; their second halves follow 2 KiB
+    later.
+
+    lacks: beginning of a line that is removed from the program.
+    """
     text = _PROGRAM.format(copy=copy, group=ctas, commit=_COMMITS[ctas])
     assert lacks in text
     if lacks:
@@ -450,7 +453,7 @@ def test_programs_that_widen(form, narrow, ctas, policy):
     compare(form, narrow, source, target)
 
 
-# what is stored of every 16 bytes -> source format of a copy that finds it to be enough
+# stored bytes of every 16 -> source formats for which they are enough
 _STORED = {
     4: (),
     8: ("b4x16_p64",),
@@ -462,7 +465,7 @@ _STORED = {
 @pytest.mark.parametrize("stored", _STORED)
 @pytest.mark.parametrize("narrow", ["", *CHUNKS])
 def test_padding_may_be_undefined(monkeypatch, stored, narrow):
-    """An element that is not may not."""
+    """An undefined element is reported."""
     text = _PROGRAM
     for offset in ("", "+16"):
         whole = f"st.shared.v4.b32 [%r6{offset}], {{{{%r10, %r11, %r12, %r13}}}};"
@@ -503,7 +506,7 @@ def test_forms_that_are_not_here(form, message):
 
 @pytest.mark.parametrize(("form", "whole"), [(form, form == FORMS[0]) for form in FORMS])
 def test_cells_that_a_copy_leaves_out_stay_undefined(form, whole):
-    """Four rows of defined data, say, are no defined column."""
+    """Four rows of defined data, for example, do not make a column defined."""
     report, *_ = launch_fill(copy_of(form), 1, "round-robin", "tcgen05.st")
     assert [f.check for f in report.findings] == ([] if whole else ["uninitialised"])
 
@@ -513,7 +516,7 @@ def test_lanes_beside_four_defined_rows_stay_undefined():
     codes.fill(COLUMN, SHAPES["4x256b", ""], None)
     found = codes.read(("16x64b", 1, False, 0), COLUMN, 0)
     defined = np.flatnonzero(found[0] == 0).tolist()
-    assert defined == [0, 2]  # the threads that lane 0 goes to
+    assert defined == [0, 2]  # the threads that get lane 0
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -575,7 +578,7 @@ def test_registers_land_at_the_wait_at_the_latest_moment(name: str, policy: str)
 
 
 def test_a_deallocation_waits_for_no_load():
-    """Freed and allocated again, the columns hold poison, which a late load reads."""
+    """The freed columns, allocated again, hold poison, which a late load reads."""
     body = LOAD + DEALLOC + ALLOC + WAIT + ADD
     np.testing.assert_array_equal(result(body, "adversarial"), POISONED)
 
@@ -590,10 +593,10 @@ def test_a_store_lands_at_its_wait():
         np.testing.assert_array_equal(result(body, "round-robin"), moved)
 
 
-# tcgen05.shift in a kernel: 31 rows of a quarter of the lanes, in one CTA or in a pair, behind the
-# MMAs of its pipe and counted by a commit; what the checker says without the wait; refusals.
+# tcgen05.shift in a kernel: 31 rows of a quarter of the lanes, in one CTA or in a pair, after the
+# MMAs of its pipe and covered by a commit; findings without the wait; refusals.
 
-COLUMNS, AT = 32, 12  # columns that are filled; the first that is shifted
+COLUMNS, AT = 32, 12  # filled columns; the first shifted one
 SHIFT = "tcgen05.shift.cta_group::{group}.down [%r12];"
 SHIFT_WAIT = "W: mbarrier.try_wait.parity.shared.b64 %p2, [%r9+8], 0; @!%p2 bra W;"
 DECLARED = ".shared .align 16 .b8 told[16];\n"
@@ -607,7 +610,8 @@ def launch_shift(
     target: str = "sm_100a",
     **how: object,
 ) -> tuple[np.ndarray, ptxemu.LaunchReport]:
-    """(tensor memory, uint32 [CTA, lane, column], the report): each cell held its place before."""
+    """Return (tensor memory, uint32 [CTA, lane, column], the report): each cell held its own place
+    before."""
     registers = ", ".join(f"%r{20 + k}" for k in range(COLUMNS))
     fills = "".join(f"mad.lo.u32 %r{20 + k}, %r0, 1000, {k};" for k in range(COLUMNS))
     stores = "".join(f"st.global.u32 [%rd2+{4 * k}], %r{20 + k};" for k in range(COLUMNS))

@@ -75,7 +75,7 @@ def test_bit_29_means_nothing_to_f16():
 
 def test_instr_desc_of_block_scaled_kinds():
     desc = instr_desc("mxf4nvf4", 0x08400480)  # e2m1 both, UE4M3, M = 128, N = 256
-    assert instr_desc("mxf4nvf4", 0x08401480) == desc  # bit 12, of sparsity, as CUTLASS sets it
+    assert instr_desc("mxf4nvf4", 0x08401480) == desc  # bit 12, for sparsity, as CUTLASS sets it
     assert (desc.m, desc.n, desc.k, desc.d_format) == (128, 256, 64, "f32")
     assert desc.a_format == desc.b_format == "packed e2m1"
     assert desc.scale_format == "ue4m3"
@@ -92,7 +92,7 @@ def test_instr_desc_of_block_scaled_kinds():
         ("f16", F16_WORD | 1 << 30, UnsupportedPtx),  # .ws shift
         ("f16", F16_WORD | 1 << 6, HardwareRefusal),
         ("f16", F16_WORD | 1 << 23, HardwareRefusal),
-        ("f16", F16_WORD | 2 << 7, HardwareRefusal),  # A of tf32
+        ("f16", F16_WORD | 2 << 7, HardwareRefusal),  # A in tf32
         ("f16", F16_WORD | 3 << 4, HardwareRefusal),  # D format 3
         ("f16", F16_WORD & ~0x30 | 1 << 7, HardwareRefusal),  # f16 D of bf16
         ("f16", F16_WORD | 1 << 3, HardwareRefusal),  # saturation
@@ -106,7 +106,7 @@ def test_instr_desc_of_block_scaled_kinds():
         ("mxf4nvf4", 0x08400480 | 1 << 16, HardwareRefusal),
         ("mxf4", 0x08400480 | 2 << 10, HardwareRefusal),  # B format 3
         ("mxf4nvf4", 0x08400480 & ~(1 << 10) | 1 << 12, HardwareRefusal),  # B format 0
-        ("mxf8f6f4", 0x08400000 | 6 << 10, HardwareRefusal),  # whose B format has three bits
+        ("mxf8f6f4", 0x08400000 | 6 << 10, HardwareRefusal),  # its B format has three bits
         ("mxf8f6f4", 0x08400000 | 1 << 3, HardwareRefusal),
         ("mxf8f6f4", 0x08400000 | 1 << 31, HardwareRefusal),
         ("mxf8f6f4", 0x08400000 | 1 << 6, HardwareRefusal),
@@ -149,7 +149,7 @@ def test_shapes_that_a_dense_mma_has():
 @pytest.mark.parametrize("kind", ["f8f6f4", "i8"])
 @pytest.mark.parametrize(("m", "cta_group", "n"), [(128, 1, 24), (256, 2, 48)])
 def test_n_of_an_mn_major_b_of_bytes(kind, m, cta_group, n):
-    """Multiples of 16 and, of a pair, 32, whichever N a K-major one may have."""
+    """N is a multiple of 16, in a pair of 32, even if a K-major B may have a smaller step."""
     d_format = {"f8f6f4": 1, "i8": 2}[kind]
 
     def require(n, mn_major):
@@ -163,7 +163,8 @@ def test_n_of_an_mn_major_b_of_bytes(kind, m, cta_group, n):
 
 
 def address(desc: SmemDesc, row: int, byte: int) -> int:
-    """K-major swizzled, as the manual's figures read: 8-row groups, one span per row."""
+    """Address of a K-major swizzled operand by the manual's figures: 8-row groups, one span per
+    row."""
     width = desc.swizzle.span
     linear = desc.start + row // 8 * desc.stride + row % 8 * width + byte
     return desc.swizzle.apply(linear)

@@ -1,4 +1,4 @@
-"""mma.sync and movmatrix: products element by element, what is refused, and undefined data.
+"""mma.sync and movmatrix: products element by element, refusals, and undefined data.
 
 The programs and inputs are those of `conformance.matrices`, which run on a GPU, too.
 """
@@ -74,15 +74,15 @@ def test_products(name: str) -> None:
 
 @pytest.mark.parametrize("end", [0x7FFFFFFF, 0x80000000])
 def test_sums_go_beyond_both_ends(end: int) -> None:
-    """The inputs reach what .satfinite is for."""
+    """The inputs exceed the range, which .satfinite is for."""
     case = CASES["integers m16n8k32.row.col.satfinite.s32.s8.s8.s32"]
     clipped = case.emulated()["d"] == end
     free = fragments.multiplied(opcode_of(case).replace(".satfinite", ""), operands_of(case))
     assert (free.ravel()[clipped] >> 31 != end >> 31).sum() > 10
 
 
-# What the maps of ptxemu give -> what wrong ones would: of A and B [line, along K], of D [half,
-# which column, g, i].
+# Result of ptxemu's maps -> that of wrong maps: of A and B [line, along K], of D [half, column, g,
+# i].
 WRONG = {
     "rows g and g + 8": ("rows_of_a", lambda a: np.roll(a, len(a) // 2, axis=0)),
     "columns of A": ("rows_of_a", lambda a: np.roll(a, a.shape[1] // 2, axis=1)),
@@ -106,12 +106,12 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_wrong_map_of_a_fragment_is_noticed(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what `fragments` says after the manual's figures, on the inputs of `test_products`."""
+    """`fragments` follows the manual's figures and notices it on the inputs of `test_products`."""
     case = SHAPES[shape]
     right = fragments.multiplied(opcode_of(case), operands_of(case)).ravel()
     for name, (function, change) in WRONG.items():
         if name in ("rows g and g + 8", "halves of D") and shape.startswith("m8"):
-            continue  # of which there is one
+            continue  # there is only one
         correct = getattr(warp_mma, function)
         wrong = lambda *given, f=correct, g=change: g(f(*given))  # noqa: E731
         with monkeypatch.context() as changed:
@@ -128,7 +128,7 @@ def test_movmatrix_transposes() -> None:
 
 
 def test_operands_that_are_equal_in_all_lanes_and_a_result_in_their_place() -> None:
-    """A of ones, B of twos, C of the lane, then of zeros."""
+    """A is all ones, B all twos, C the lane, then zeros."""
     body = """
     mov.b32 %r10, 0x3f803f80; mov.b32 %r11, 0x40004000;
     cvt.rn.f32.u32 %f0, %r0; mov.f32 %f1, %f0; mov.f32 %f2, 0f00000000; mov.f32 %f3, 0f3F000000;
@@ -180,7 +180,7 @@ REFUSED = [
 
 
 def instruction(opcode: str, counts: tuple[int, ...]) -> Instr:
-    """With fragments of registers d0, d1, ..., a0, ..., b0, ..., c0, ..."""
+    """An instruction with fragments in registers d0, d1, ..., a0, ..., b0, ..., c0, ..."""
     named = zip("dabc", counts, strict=False)
     operands = [Vec(tuple(Reg(f"{x}{k}") for k in range(count))) for x, count in named]
     return Instr(opcode, tuple(operands), None, 1, opcode)
@@ -271,7 +271,7 @@ def places(opcode: str, letter: str, type_: str) -> list[tuple[int, int, int, in
 
 
 def reached(opcode: str, letter: str, lane: int, register: int) -> dict[str, int]:
-    """The masks of D's registers when one lane of a register of A, B or C is undefined."""
+    """Masks of D's registers if one lane of a register of A, B or C is undefined."""
     types = dict(zip("dabc", fragments.types_of(opcode), strict=True))
     start = [at[2:] for at in places(opcode, letter, types[letter]) if at[:2] == (lane, register)]
     masks: dict[str, int] = {}
@@ -324,7 +324,7 @@ _MMA = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%r20, %r21, %r22, %r2
 _A_ROW = _MMA + "{%r10, %r11, %r11, %r11}, {%r11, %r11}, {%r11, %r11, %r11, %r11};"  # row 7
 _B_COLUMN = _MMA + "{%r11, %r11, %r11, %r11}, {%r11, %r10}, {%r11, %r11, %r11, %r11};"  # 7
 _MOVED = "movmatrix.sync.aligned.m8n8.trans.b16 %r20, %r10;"  # row 7 to column 7
-# what is computed; what is stored; is that reported?
+# instruction; store; is it reported?
 UNDEFINED = {
     "row of A": (_A_ROW, "st.global.b32 [%rd1], %r20;", True),
     "row of A that is dropped": (_A_ROW, "@%p0 st.global.b32 [%rd1], %r20;", False),

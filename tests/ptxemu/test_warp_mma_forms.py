@@ -1,5 +1,5 @@
-"""mma.sync of sm_120a, sparse mma and m8n8k4 of f16: products element by element, with places after
-the manual's formulas, written out here lane by lane; and what is refused.
+"""mma.sync of sm_120a, sparse mma and m8n8k4 of f16: products element by element, with places from
+the manual's formulas, written out here lane by lane; and refusals.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tests.ptxemu import kernels
 M, N = 16, 8
 BITS = {"f16": 16, "bf16": 16, "tf32": 32, "s8": 8, "u8": 8, "s4": 4, "u4": 4, "e4m3": 8, "e5m2": 8}
 BITS |= {"e3m2": 8, "e2m3": 8, "e2m1": 8, "packed": 4}
-SMALL = {"e2m1": 4, "packed": 4, "e3m2": 6, "e2m3": 6}  # bits of a code in its place
+SMALL = {"e2m1": 4, "packed": 4, "e3m2": 6, "e2m3": 6}  # bits of a code in its container
 SHIFT = {"e2m1": 2}
 
 
 def run(instruction: str, fragments: list[np.ndarray], results: int) -> np.ndarray:
-    """[register, lane] of D. fragments: [register, lane] words that are put into %r0, %r1, ..."""
+    """Return D, [register, lane]. fragments: [register, lane] words for %r0, %r1, ..."""
     words = np.ascontiguousarray(np.concatenate(fragments).astype(np.uint32))
     out = np.zeros((results, 32), np.uint32)
     loads = "".join(f"ld.global.b32 %r{k}, [%rd2+{128 * k}];\n" for k in range(len(words)))
@@ -48,7 +48,7 @@ def numbers(type_: str, codes: np.ndarray) -> np.ndarray:
 
 
 def random_codes(rng: np.random.Generator, type_: str, shape: tuple[int, int]) -> np.ndarray:
-    """Small numbers, of which all sums are exact."""
+    """Small numbers with exact sums."""
     if type_ in SMALL or type_ in ("s4", "u4"):
         return rng.integers(0, 1 << SMALL.get(type_, 4), shape)
     values = rng.integers(-4, 5, shape)
@@ -64,7 +64,8 @@ def random_codes(rng: np.random.Generator, type_: str, shape: tuple[int, int]) -
 
 
 def packed(codes: np.ndarray, type_: str, lines: int) -> np.ndarray:
-    """[register, lane] of A (16 lines, its rows) or B (8 lines, its columns), [line, along K]."""
+    """Return [register, lane] of A (16 lines, its rows) or B (8 lines, its columns) from [line,
+    along K]."""
     each, halves = 32 // BITS[type_], lines // 8
     count = halves * codes.shape[1] // (4 * each)
     words = np.zeros((count, 32), np.uint32)
@@ -77,7 +78,7 @@ def packed(codes: np.ndarray, type_: str, lines: int) -> np.ndarray:
 
 
 def matrix_of(d: np.ndarray, type_: str) -> np.ndarray:
-    """[row, column] of D's registers."""
+    """Return [row, column] from D's registers."""
     out = np.zeros((M, N))
     for lane, element in product(range(32), range(4)):
         row, column = lane // 4 + 8 * (element // 2), 2 * (lane % 4) + element % 2
@@ -204,7 +205,8 @@ SPARSE = [
 def sparse_matrix(
     rng: np.random.Generator, type_: str, k: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Codes of A with zeros, of what is kept, and the bits of each row's metadata [row, bit]."""
+    """Return codes of A with zeros, codes of kept elements, and metadata bits of each row [row,
+    bit]."""
     unit = 2 if BITS[type_] == 4 else 1
     dense, kept = np.zeros((M, k), np.int64), np.zeros((M, k // 2), np.int64)
     bits: list[list[int]] = [[] for _ in range(M)]
@@ -229,7 +231,7 @@ def sparse_matrix(
 
 
 def metadata_words(bits: np.ndarray, wide: bool, selector: int) -> np.ndarray:
-    """[lane], of the figures "metadata layout"; other lanes hold what would be wrong."""
+    """Return words [lane] by the figures "metadata layout"; other lanes hold invalid metadata."""
     words = np.full(32, 0xFFFFFFFF, np.uint64)
     length = bits.shape[1]
     for g in range(8):
@@ -249,7 +251,7 @@ def metadata_words(bits: np.ndarray, wide: bool, selector: int) -> np.ndarray:
 
 
 ORDERED = "sp::ordered_metadata"
-# Those with a kind have ordered metadata only.
+# Instructions with a kind have ordered metadata only.
 SORTED = [
     (case, sort) for case in SPARSE for sort in ("sp", ORDERED) if (case[0], sort) != ("e2m3", "sp")
 ]
@@ -302,7 +304,8 @@ def test_metadata_without_a_meaning_are_refused(word: int, sort: str, wrong: boo
 
 
 def test_sparse_and_scaled() -> None:
-    """Both A's metadata and the factors, which are 2 of A and 4 of B everywhere."""
+    """The instruction has both A's metadata and the factors, which are 2 for A and 4 for B
+    everywhere."""
     rng = np.random.default_rng(4)
     dense, kept, bits = sparse_matrix(rng, "packed", 128)
     b = random_codes(rng, "packed", (N, 128))

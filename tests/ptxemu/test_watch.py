@@ -1,4 +1,4 @@
-"""Watching launches: each is seen and takes the changes, however it was started."""
+"""Watching launches: each is seen and affected by changes, however it was started."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""wgmma of sm_90a: products element by element, warps that come in any order, what a checker finds,
-and what is refused.
+"""wgmma of sm_90a: products element by element, warps that arrive in any order, findings of a
+checker, and refusals.
 
 The programs and inputs are those of `conformance.wgmma`, which run on a GPU, too.
 """
@@ -25,7 +25,7 @@ from ptxemu.syntax.tree import Instr
 VARIANTS = {variant.name: variant for variant in wgmma.variants()}
 PLAIN = Variant("f32.f16.f16", 16)
 IN_REGISTERS = replace(PLAIN, a="registers")
-DESCRIPTOR = "add.u64 %w12, %w10"  # of B, in the programs
+DESCRIPTOR = "add.u64 %w12, %w10"  # B's descriptor in the programs
 WAIT = "wgmma.wait_group.sync.aligned 0;"
 COMMIT = "wgmma.commit_group.sync.aligned;"
 FENCE = "wgmma.fence.sync.aligned;"
@@ -36,7 +36,7 @@ OVERWRITE = "setp.eq.u32 %p2, %thread, 127; @%p2 st.shared.b32 [s], 0;"
 def run(
     variant: Variant, *changes: tuple[str, str], policy: str = "round-robin", **options: object
 ) -> tuple[np.ndarray, list[Finding]]:
-    """D and the findings of a variant's program in which words were exchanged for others."""
+    """Return D and the findings of a variant's program with replaced words."""
     made = program(variant).program
     text = made.text
     for old, new in changes:
@@ -57,7 +57,7 @@ def right(variant: Variant) -> np.ndarray:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_products(name: str) -> None:
-    """Each shape of each type; layouts, signs, transposes and A in registers in turn."""
+    """Each shape of each type, alternating layouts, signs, transposes and A in registers."""
     assert np.array_equal(run(VARIANTS[name])[0], right(VARIANTS[name]))
 
 
@@ -71,7 +71,7 @@ def test_layouts(swizzle: str, a_mn: bool, b_mn: bool) -> None:
 
 @pytest.mark.parametrize("types", ["s32.s8.u8", "s32.s8.u8.satfinite", "satfinite.s32.u8.u8"])
 def test_integers_wrap_or_saturate(types: str) -> None:
-    """Every other element of D is near an end before."""
+    """Every other element of D starts near a limit."""
     variant = Variant(types, 16)
     assert np.array_equal(run(variant)[0], right(variant))
     ends = np.isin(right(variant), [2**31 - 1, 2**31])
@@ -87,7 +87,7 @@ def test_every_schedule_gives_the_same(a: str, policy: str) -> None:
 
 
 def test_a_wait_leaves_the_newest_groups() -> None:
-    """Under the adversarial schedule the group that it does not wait for has not run."""
+    """Under the adversarial schedule a group that it does not wait for has not run."""
     variant = replace(PLAIN, n=8)
     last = program(variant).program.text.rsplit("wgmma.mma_async", 1)[1].split(";")[0]
     chained = f"wgmma.mma_async{last};"
@@ -110,7 +110,7 @@ def test_moves_pass_accumulators_on_before_the_wait() -> None:
 
 # -- the checker ----------------------------------------------------------------------------------
 
-# what is exchanged -> what is said to be missing
+# replaced text -> what the finding says is missing
 WRONG: dict[str, tuple[Variant, tuple[str, str], str]] = {
     "no wait": (PLAIN, (WAIT, ""), "wgmma.wait_group"),
     "no commit": (PLAIN, (COMMIT, ""), "wgmma.commit_group"),
@@ -167,7 +167,7 @@ def test_the_adversarial_schedule_shows_it(name: str) -> None:
 
 
 def test_a_warp_writes_its_own_rows_of_a_without_a_barrier() -> None:
-    """As FlashAttention-3 does with P; rows of another warp, and B, need one."""
+    """FlashAttention-3 does this with P; rows of another warp, and B, need a barrier."""
     own = "mad.lo.u32 %r9, %thread, 64, 0; add.u32 %r9, %r9, %r10;"
     for shift, races in ((0, False), (2048, True)):
         written = (

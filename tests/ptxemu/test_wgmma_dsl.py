@@ -1,5 +1,6 @@
-"""A GEMM of the CuTe DSL for sm_90a (`hopper_gemm.py`) from end to end: the types and major modes
-that the DSL's helpers take, under every schedule and the checker, and without one of its waits."""
+"""A GEMM of the CuTe DSL for sm_90a (`hopper_gemm.py`) from end to end: types and major modes of
+the DSL's helpers, under every schedule and the checker, and without each of its waits.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ KERNELS = [
     (cutlass.BFloat16, cutlass.BFloat16, True, False),
     (cutlass.Float8E4M3FN, cutlass.Float8E5M2, False, False),
 ]
-# statement -> what a kernel without it is told to miss
+# statement -> what a kernel without it is reported to lack
 WAITS = {
     "ring.consumer_wait(read)": "mbarrier.try_wait",
     "warpgroup.fence()": "wgmma.fence",
@@ -41,7 +42,7 @@ WAITS = {
 
 
 def operand(rows: int, k: int, dtype: torch.dtype, *, mn_major: bool) -> torch.Tensor:
-    """Small integers, of which every sum is exact."""
+    """Small integers with exact sums."""
     values = torch.randint(-3, 4, (k, rows) if mn_major else (rows, k)).to(dtype)
     return values.T if mn_major else values
 
@@ -52,7 +53,7 @@ def launch(
     majors: tuple[bool, bool] = (False, False),
     policies: tuple[str, ...] = ("round-robin",),
 ) -> list[LaunchReport]:
-    """One launch per schedule; all have to give the product."""
+    """Launch once per schedule; every launch has to give the product."""
     torch.manual_seed(0)
     k = STEPS * 8 * hopper_gemm.STAGE_BYTES // types[0].width
     a, b = (

@@ -1,5 +1,5 @@
-"""wgmma.mma_async.sp: products element by element, which lanes' metadata count, what the checker
-says of undefined ones, and what is refused.
+"""wgmma.mma_async.sp: products element by element, lanes whose metadata count, findings of
+undefined metadata, and refusals.
 
 The programs and inputs are those of `conformance.wgmma_sparse`, which run on a GPU, too.
 """
@@ -33,7 +33,7 @@ WAIT = "wgmma.wait_group.sync.aligned 0;"
 def run(
     variant: Sparse, *changes: tuple[str, str], **options: object
 ) -> tuple[np.ndarray, list[Finding], Exception | None]:
-    """D, the findings and the error of a variant's program with words exchanged for others."""
+    """Return D, the findings and the error of a variant's program with replaced words."""
     made = program(variant).program
     text, out, error = made.text, np.zeros(0, np.uint32), None
     for old, new in changes:
@@ -54,7 +54,8 @@ def right(variant: Sparse) -> np.ndarray:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_products(name: str) -> None:
-    """Each shape of each type; layouts, signs, transposes, selectors and A in registers in turn."""
+    """Each shape of each type, alternating layouts, signs, transposes, selectors and A in
+    registers."""
     assert np.array_equal(run(VARIANTS[name])[0], right(VARIANTS[name]))
 
 
@@ -62,7 +63,7 @@ def test_products(name: str) -> None:
 @pytest.mark.parametrize("a", ["64B", "registers"])
 @pytest.mark.parametrize("selector", [0, 1])
 def test_selectors(types: str, a: str, selector: int) -> None:
-    """Of lanes that it does not name the programs hold what would be refused."""
+    """Lanes that the selector does not name hold invalid metadata in the programs."""
     variant = Sparse(types, 8, a, selector=selector)
     assert np.array_equal(run(variant)[0], right(variant))
     wrong = (f"%e0, {selector}, ", f"%e0, {1 - selector}, ")
@@ -78,7 +79,7 @@ def test_a_right_program_is_not_reported(variant: Sparse, policy: str) -> None:
 
 
 def test_b_is_read_to_its_end() -> None:
-    """A row of B has 64 bytes in an operation, twice as many as a dense one."""
+    """A row of B has 64 bytes in one operation, twice as many as in a dense one."""
     last = program(EIGHT).program.text.count("mma_async.sp")
     written = f"setp.eq.u32 %p2, %thread, 0; @%p2 st.shared.b32 [s+{64 * 128 + 60}], 0; {WAIT}"
     _, found, _ = run(EIGHT, (WAIT, written), check=True)
@@ -87,8 +88,8 @@ def test_b_is_read_to_its_end() -> None:
 
 
 def test_zeros_that_are_not_stored() -> None:
-    """An H100 says that they multiply nothing: a NaN in B reaches 66 of 128 rows of D, those that
-    store an element for it. A group of zeros needs no metadata."""
+    """On an H100 they multiply nothing: a NaN in B reaches 66 of 128 rows of D, those that store an
+    element for it. A group of zeros needs no metadata."""
     made, stored = wgmma_sparse.with_a_nan(PLAIN)
     out = emulate(made, ptxemu.load(made.text), ptxemu.Options())["out"].view(np.float32)
     rows = np.isnan(out.reshape(wgmma.GRID, -1, 128)[:, [0, 2], ::4])
@@ -109,7 +110,8 @@ WHO = "setp.eq.u32 %p2, {}; " + UNDEFINED
      (replace(PLAIN, selector=1), 3, True), (EIGHT, 3, True)],
 )  # fmt: skip
 def test_undefined_metadata(variant: Sparse, lane: int, reported: bool) -> None:
-    """It matters in lanes that bring metadata, and is told though the MMA is refused."""
+    """Undefined metadata matter in lanes whose metadata count, and are reported even if the MMA is
+    refused."""
     who = WHO.format(f"%thread, {lane}")
     out, found, error = run(
         variant,
@@ -178,7 +180,7 @@ def test_operands_that_do_not_fit(variant: Sparse, old: str, new: str) -> None:
 
 
 def test_metadata_without_a_meaning() -> None:
-    """Indices may fall, as the manual says of no order; equal ones are refused."""
+    """Indices may fall, since the manual requires no order; equal ones are refused."""
     load = "ld.global.b32 %e0, [%w63+0];"
     assert run(PLAIN, (load, "mov.b32 %e0, 0x11111111;"))[2] is None
     error = run(PLAIN, (load, "mov.b32 %e0, 0x44445444;"))[2]

@@ -1,5 +1,6 @@
-"""Kernels with random accesses out of bounds: nothing that they do hurts the process, and each
-report survives."""
+"""Kernels with random accesses out of bounds: they never harm the process, and each report
+survives.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ POLICIES = ("round-robin", "random", "adversarial")
 
 
 def run(case: Wild, start: int, policy: str, *, check: bool, listed: bool) -> ptxemu.LaunchReport:
-    """Its launch; `listed`: memory is named by the caller, else what is known to be allocated."""
+    """Launch a case. listed: the caller names its memory; otherwise known allocations count."""
     memory = (start, BYTES)
     return ptxemu.load(case.text).launch(
         grid=(1,),
@@ -31,7 +32,8 @@ def run(case: Wild, start: int, policy: str, *, check: bool, listed: bool) -> pt
 
 
 def judge(seed: int) -> None:
-    """A kernel with and without the checker: refused or found exactly where it goes astray."""
+    """Run a kernel with and without the checker: it is refused or reported exactly if it goes
+    astray."""
     memory, start = guarded()
     offset = start - memory.ctypes.data
     case, policy = wild(seed, start), POLICIES[seed % 3]
@@ -42,7 +44,7 @@ def judge(seed: int) -> None:
             run(case, start, policy, check=True, listed=bool(seed % 2))
             stopped = False
         except ptxemu.PtxEmuError:
-            stopped = True  # such as of a tensor map that was poison
+            stopped = True  # such as for a tensor map that was poison
     found = [f for launch in report.launches for f in launch.findings if f.check == "out-of-bounds"]
     assert bool(found) == case.astray, (seed, case.form, stopped)
     assert all(f.severity == "error" and f.line and f.accesses for f in found)
@@ -138,7 +140,7 @@ with checking(Namespace(check=True, strict=False, check_json=path)):
 
 @pytest.mark.parametrize("ending", ["kill", "exit", "interrupt", "limit"])
 def test_the_middle_of_a_launch(ending: str, tmp_path) -> None:
-    """What was found is kept by a process that dies, or is stopped, while a kernel runs."""
+    """A process that dies, or is stopped, while a kernel runs, keeps its findings."""
     path = tmp_path / "findings.json"
     words = [sys.executable, "-c", MIDDLE, ending, str(path)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)

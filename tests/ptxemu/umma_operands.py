@@ -1,7 +1,7 @@
-"""Operand matrices laid out in shared memory the way kernels do it: by TMA boxes.
+"""Operand matrices laid out in shared memory as in kernels: by TMA boxes.
 
-The layouts are written from the tile's side (which box goes where); the descriptors' address
-formulas are not used, so that a round trip tests them.
+The layouts are written in terms of tiles (which box goes where). They do not use the descriptors'
+address formulas, so that a round trip tests those.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def random_codes(rng: np.random.Generator, fmt: str, shape: tuple[int, int]) -> 
 
 
 def image_of(kind: str, fmt: str, codes: np.ndarray) -> np.ndarray:
-    """The bytes of codes (rows, k) as the tensor core finds them, uint8 (rows, bytes)."""
+    """Bytes of codes (rows, k) as the tensor core reads them, uint8 (rows, bytes)."""
     bits, rows = FORMATS[fmt].bits, len(codes)
     if bits == 8:
         return codes

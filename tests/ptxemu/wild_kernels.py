@@ -1,4 +1,4 @@
-"""Random kernels that access global memory somewhere, mostly where they have no business.
+"""Random kernels that access global memory anywhere, mostly out of bounds.
 
 Each access is one instruction of one form, with random lanes, element sizes and addresses: inside,
 around the ends of the one allocation, far beyond it, null, not mapped, or no address at all.
@@ -15,7 +15,7 @@ from ptxemu.machine.tensor_map import encode
 from tests.ptxemu.kernels import kernel
 
 BYTES = 1024  # of the allocation
-GUARD = 4096  # bytes before and behind it that must stay as they are
+GUARD = 4096  # bytes around it that must stay as they are
 _ALIGN = 128
 _SHARED = ".shared .align 128 .b8 tile[2048];\n.shared .align 8 .b8 full[8];\n"
 _WAIT = "W:\nmbarrier.try_wait.parity.shared.b64 %p0, [full], 0;\n@!%p0 bra W;\n"
@@ -24,8 +24,13 @@ _DONE = "cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;\n"
 
 @dataclass(frozen=True)
 class Form:
-    """body: with the address in %rd2; `size` bytes at each of so many lanes. reads, writes: which
-    of the two it does there."""
+    """Form of an access.
+
+    body: the instructions, with the address in %rd2.
+    size: bytes per lane.
+    lanes: number of lanes.
+    reads, writes: which of the two it does.
+    """
 
     body: str
     size: int
@@ -153,7 +158,7 @@ def _address(chance: random.Random, start: int, aligned: int) -> int:
 
 def _tensor(chance: random.Random, form: Form, start: int) -> Wild:
     """A tensor of 64 rows of 16 bytes fills the allocation; wild ones begin elsewhere, or have more
-    rows. A box has eight rows, at a place that may be outside of the tensor, which is no error."""
+    rows. A box has eight rows, at a place that may be outside the tensor, which is no error."""
     rows = chance.choice((64, 64, 65, 4096))
     base = start if chance.random() < 0.5 else _address(chance, start, 16) & (1 << 47) - 16
     low = -64 if form.map == "load" else 0
@@ -168,7 +173,7 @@ def _tensor(chance: random.Random, form: Form, start: int) -> Wild:
 
 
 def guarded() -> tuple[np.ndarray, int]:
-    """(memory full of 0x5A, where the allocation in its middle begins)."""
+    """Return (memory full of 0x5A, address of the allocation in its middle)."""
     memory = np.full(GUARD + BYTES + GUARD + _ALIGN, 0x5A, np.uint8)
     start = memory.ctypes.data + GUARD
     return memory, -(-start // _ALIGN) * _ALIGN

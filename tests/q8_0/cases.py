@@ -1,7 +1,7 @@
 """Matrices in Q8_0 that are hostile by default, the same one in both layouts.
 
-Blocks are of many kinds in turn: random, scales of 0 of both signs, subnormal, the largest and, in
-those that are not calm, infinities and NaN of several payloads; quants of -128, of 0, of both ends.
+The kinds of blocks alternate: random, scales of 0 of both signs, subnormal, the largest and, unless
+the matrix is calm, infinities and NaN with several payloads; quants of -128, of 0, of both ends.
 Interleaved data lie in a wider tensor of 0xFF, every row at an odd multiple of 2 bytes.
 """
 
@@ -15,16 +15,19 @@ from q8_0 import Activations, Weights, reference
 from q8_0.blocks import BLOCK, INTERLEAVED, SOA
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-BESIDE = 6  # bytes of 0xFF in front of a row: rows begin at odd multiples of 2 bytes
-# Bits of fp16: infinities, NaN that is quiet and signalling, with payloads.
+BESIDE = 6  # bytes of 0xFF before a row: rows begin at odd multiples of 2 bytes
+# Bits of fp16: infinities, quiet and signalling NaN, with payloads.
 ODD_SCALES = (0x7C00, 0xFC00, 0x7E00, 0x7D01, 0xFE5A, 0x7FFF)
 EDGE_SCALES = (0x0000, 0x8000, 0x0001, 0x8001, 0x03FF, 0x7BFF, 0xFBFF)
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix of rows x cols. calm: every scale is an ordinary number, so that sums can be
-    compared with fp64; place: 'apart' for rows of interleaved data apart from each other."""
+    """A matrix of rows x cols.
+
+    calm: every scale is an ordinary number, so that sums can be compared with fp64.
+    place: 'apart' if rows of interleaved data are not contiguous.
+    """
 
     rows: int
     cols: int
@@ -35,7 +38,7 @@ class Matrix:
         return f"{self.rows}x{self.cols}{'' if self.calm else '-odd'}-{self.place}"
 
     def parts(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(quants, scales)."""
+        """Return (quants, scales)."""
         generator = torch.Generator().manual_seed(self.rows * 1000 + self.cols)
         shape = self.rows, self.cols // BLOCK
         quants = torch.randint(-128, 128, (*shape, BLOCK), generator=generator, dtype=torch.int8)
@@ -53,7 +56,7 @@ class Matrix:
         return quants.view(self.rows, self.cols), scales
 
     def both(self, device: str = "cpu") -> dict[str, Weights]:
-        """The same weights by layout."""
+        """Return the same weights by layout."""
         quants, scales = (part.to(device) for part in self.parts())
         blocks = reference.packed(quants, scales, INTERLEAVED)
         if self.place == "apart":
@@ -71,12 +74,12 @@ class Matrix:
         return wide[:, 16:-16]
 
     def activations(self, tokens: int, device: str = "cpu") -> Activations:
-        """In Q8_1."""
+        """Activations in Q8_1."""
         return reference.quantise(self.numbers(tokens, "fp32", device))
 
 
 def apart(weights: Weights) -> Weights:
-    """The same interleaved weights, rows in a wider tensor."""
+    """Copy interleaved weights into rows of a wider tensor."""
     rows, nbytes = weights.data.shape
     wide = weights.data.new_full((rows, nbytes + 2 * BESIDE), 0xFF)
     inner = wide[:, BESIDE : BESIDE + nbytes]
@@ -85,11 +88,11 @@ def apart(weights: Weights) -> Weights:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """As integers, so that NaN and zeros of both signs compare."""
+    """View as integers, so that NaN and zeros of both signs compare."""
     return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.itemsize])
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether all bits are equal, any NaN being as good as another."""
+    """Whether all bits are equal; any NaN equals any other."""
     nan = one.isnan() & other.isnan() if one.is_floating_point() else torch.zeros_like(one).bool()
     return one.dtype == other.dtype and bool(((bits(one) == bits(other)) | nan).all())

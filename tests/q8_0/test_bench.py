@@ -1,4 +1,4 @@
-"""bench.py q8_0 on a CPU: its problems, what a row says, and that wrong results are noticed."""
+"""bench.py q8_0 on a CPU: its problems, the contents of a row, and detection of wrong results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_problems_are_those_of_the_flags():
 
 
 def test_bytes_and_operations():
-    """A block is 34 bytes; a multiplication and an addition each."""
+    """A block is 34 bytes; each element takes a multiplication and an addition."""
     (one,) = problems("--operations matvec --shapes 8192x2048 --tokens 1")
     assert one.nbytes == 8192 * 64 * 34 + 2 * 2048 + 2 * 8192
     assert one.operations == 2 * 8192 * 2048
@@ -39,14 +39,14 @@ def test_bytes_and_operations():
 
 
 def once(calls):
-    """One call, and 1 us whenever somebody asks."""
+    """Call once; every sample is 1 us."""
     calls[0]()
     return lambda: 1.0
 
 
 @pytest.mark.parametrize("operation", [name for name in OPERATIONS if name != "product"])
 def test_a_row_for_every_peer(operation):
-    """The kernels run in the emulator, times are made up: 1 us for everybody."""
+    """The kernels run in the emulator; times are invented: 1 us for every peer."""
     problem = replace(SMALL, operation=operation)
     rows = bench.rows_of(problem, 2, samples_of=once, device="cpu")
     peers = [row["peer"] for row in rows]

@@ -1,4 +1,4 @@
-"""GGUF files that the package gguf wrote: both layouts have its numbers, and errors are named."""
+"""GGUF files written by the package gguf: both layouts have its numbers, and errors are named."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_reference_rounds_as_the_package_does(path, numbers):
 
 
 def test_its_error_is_that_of_the_format(path, numbers):
-    """Half a step of each block, and what fp16 rounds of the scale."""
+    """The error is half a step of each block, plus the rounding of the scale to fp16."""
     found = dequantise(GgufFile(path).weights("w", layout=SOA), torch.float32)
     steps = (numbers.view(ROWS, -1, BLOCK).abs().amax(-1) / 127).repeat_interleave(BLOCK, 1)
     error = (found - numbers).abs() / steps
@@ -85,7 +85,7 @@ def test_a_layer_out_of_a_file(path, numbers):
 
 
 def _put(data: bytes, at: bytes, behind: int, value: bytes) -> bytes:
-    """Other bytes, so many behind where `at` first stands."""
+    """Replace bytes, `behind` bytes after the first occurrence of `at`."""
     place = data.index(at) + len(at) + behind
     return data[:place] + value + data[place + len(value) :]
 
@@ -98,8 +98,8 @@ HUGE = b"\xff" * 7 + b"\x7f"
     (lambda d: d[:40], "are left"),
     (lambda d: b"", "it is empty"),
     (lambda d: _put(d, b"GGUF", 0, b"\7"), r"version 7, expected one of \(2, 3\)"),
-    (lambda d: _put(d, b"GGUF", 4, HUGE), "tensor '' has"),  # so many tensors
-    (lambda d: _put(d, b"GGUF", 12, HUGE), "the key of value 2 has"),  # so many values
+    (lambda d: _put(d, b"GGUF", 4, HUGE), "tensor '' has"),  # number of tensors
+    (lambda d: _put(d, b"GGUF", 12, HUGE), "the key of value 2 has"),  # number of values
     (lambda d: _put(d, b"general.architecture", 4, HUGE), "takes 9223372036854775807 bytes"),
     (lambda d: _put(d, b"general.architecture", 0, b"\x0f"), "has type 15"),
     (lambda d: _put(d, b"bias", 0, b"\x09"), "'bias' has 9 dimensions, at most 4"),

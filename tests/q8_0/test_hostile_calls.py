@@ -1,4 +1,4 @@
-"""Calls that cannot be: a named error, before anything compiles."""
+"""Invalid calls: an error that names the argument, before anything compiles."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROUNDED = Activations(torch.ones(2, COLS, dtype=torch.int8), torch.ones(2, COLS 
 
 
 def odd(weights: Weights, offset: int = 1) -> Weights:
-    """The same bytes, their address off by so many."""
+    """Copy the bytes to an address that is off by `offset`."""
     memory = weights.data.new_zeros(weights.data.numel() + 32)
     begin = -memory.data_ptr() % 16 + offset
     inner = memory[begin : begin + weights.data.numel()].view(weights.data.shape)

@@ -1,4 +1,4 @@
-"""On the GPU itself: the emulator's tests with sizes that count, bits of one against the other,
+"""On the GPU itself: the emulator's tests with large sizes, bits of GPU and emulator compared,
 captured graphs, eager repetition.
 
 `python -m pytest --hw -m hw tests/q8_0/test_hw.py`
@@ -70,7 +70,7 @@ def test_products(size, kind, tokens, calm):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_graph_and_repeated_calls(layout):
-    """A captured layer on new contents; eager calls, of which the second is a tape."""
+    """A captured layer has new contents; of two eager calls the second replays a tape."""
     case = Matrix(256, 512, place="dense")
     layer = Q8Linear(case.both("cuda")[layout], activations="q8_1")
     x = torch.randn(4, 512, device="cuda").bfloat16()
@@ -86,7 +86,7 @@ def test_a_graph_and_repeated_calls(layout):
 
 
 def test_more_than_two_to_the_31_bytes():
-    """The last rows of a matrix that 32 bits do not address, against them alone."""
+    """Compare the last rows of a matrix beyond 32-bit addresses with the same rows alone."""
     rows, cols = (1 << 31) // 4096 + 64, 4096
     tail = Matrix(64, cols, place="dense").both("cuda")[INTERLEAVED]
     data = torch.zeros(rows, tail.data.shape[1], dtype=torch.uint8, device="cuda")

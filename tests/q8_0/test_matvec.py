@@ -29,7 +29,7 @@ def given(case: Matrix, kind: str, tokens: int) -> torch.Tensor | Activations:
 
 
 def products(case: Matrix, x, bias=None, **options) -> list[torch.Tensor]:
-    """By both layouts."""
+    """Return the products for both layouts."""
     with checked():
         return [matvec(weights, x, bias, **options) for weights in case.both().values()]
 
@@ -37,8 +37,8 @@ def products(case: Matrix, x, bias=None, **options) -> list[torch.Tensor]:
 def rounded_product(
     weights: Weights, x: torch.Tensor | Activations, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """fp32 [tokens, rows], rounded where the kernel rounds: a sum of each 16 columns, that times
-    the scale, and their sum, all in fp32 and one behind the other."""
+    """The product, fp32 [tokens, rows], rounded like the kernel's: a sum of each 16 columns, times
+    the scale, and their sum, all in fp32 and in order."""
     quants, scales = reference.unpacked(weights)
     q = quants.float().reshape(weights.rows, -1, PIECE)
     d = scales.float().repeat_interleave(BLOCK // PIECE, 1)
@@ -95,7 +95,7 @@ def test_results_and_biases(out):
 
 @pytest.mark.parametrize(("rows", "splits"), [(1, 1), (1, 8), (2, 2), (4, 1), (4, 4)])
 def test_every_division_of_work(rows, splits, monkeypatch):
-    """Rows of a warp, and warps that share columns, have sums at other places."""
+    """The sums of rows per warp, and of warps that share columns, are in other places."""
 
     def config(*options, **sizes):
         found = matvec_config(*options, **sizes)
@@ -108,7 +108,7 @@ def test_every_division_of_work(rows, splits, monkeypatch):
 @pytest.mark.parametrize("splits", [1, 2, 8])
 @pytest.mark.parametrize("kind", ["fp16", "q8_1"])
 def test_every_division_of_work_on_tensor_cores(kind, splits, monkeypatch):
-    """Tiles of 16 rows of which the last has one, blocks that no warp's turn divides."""
+    """The last tile of 16 rows has one row; no number of warps divides the blocks."""
 
     def config(*options, **sizes):
         return replace(batch_config(*options, **sizes), splits=splits, warps=max(4, splits))
@@ -118,7 +118,7 @@ def test_every_division_of_work_on_tensor_cores(kind, splits, monkeypatch):
 
 
 def test_numbers_of_16_bits_are_exact():
-    """Every int8 by the largest number of 8 bits: bf16 and fp16 lose nothing of a weight."""
+    """Every int8 times the largest 8-bit number: bf16 and fp16 represent weights exactly."""
     quants = torch.arange(-128, 128).char().view(8, 32)
     weights = reference.packed(quants, torch.ones(8, 1).half(), "soa")
     for dtype in (torch.bfloat16, torch.float16):
@@ -132,8 +132,8 @@ def test_numbers_of_16_bits_are_exact():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_layouts_agree_on_odd_scales(kind):
-    """Zeros, infinities and NaN among the scales: the same bits, and no number where the
-    definition has none."""
+    """Scales include zeros, infinities and NaN: the bits are the same, and NaN is where the
+    definition has it."""
     case = Matrix(40, 32 * 4, calm=False)
     x = given(case, kind, 2)
     one, other = products(case, x, out_dtype=torch.float32)
@@ -144,7 +144,7 @@ def test_layouts_agree_on_odd_scales(kind):
 
 
 def test_activations_that_are_no_numbers():
-    """Of a token they stay with that token."""
+    """Such a number affects its token alone."""
     case = Matrix(6, 64)
     x = case.numbers(3, "bf16")
     x[1, 40] = torch.nan
@@ -158,7 +158,7 @@ def test_activations_that_are_no_numbers():
 
 
 def test_inner_sums_are_exact():
-    """-128 x -127 in every place, and scales of 1: an integer, whatever the order."""
+    """-128 x -127 everywhere, with scales of 1, give an integer in any order."""
     quants = torch.full((2, 1024), -128, dtype=torch.int8)
     weights = reference.packed(quants, torch.ones(2, 32).half(), "soa")
     x = Activations(torch.full((1, 1024), -127, dtype=torch.int8), torch.ones(1, 32).half())
@@ -166,8 +166,8 @@ def test_inner_sums_are_exact():
 
 
 def test_configs_fill_the_gpu():
-    """Down, up and qkv of a layer: as many warps as fit all SMs at once, or half of these, unless
-    rows alone make more; and every CTA has whole rows."""
+    """Down, up and qkv of a layer have as many warps as fit all SMs at once, or half of these,
+    unless the rows alone make more; every CTA has whole rows."""
     for rows, cols in ((8192, 2048), (2048, 8192), (6144, 2048), (1, 32), (128256, 4096)):
         for tokens, dtype in ((1, "bf16"), (2, "bf16"), (16, "q8_1"), (16, "fp32")):
             config = product_config(

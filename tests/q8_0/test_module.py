@@ -1,4 +1,4 @@
-"""The linear layer: what it computes, moves, saves and loads; torch.compile; kernels of warmup."""
+"""The linear layer: computation, moves, saving and loading; torch.compile; kernels of warmup."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_forward(layout, activations):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_more_tokens_go_to_the_product(layout, monkeypatch):
-    """In int8, whatever fewer tokens are multiplied in, by one launch with the bias in it."""
+    """The product is in int8, whatever arithmetic few tokens use, in one launch with the bias."""
     asked = []
 
     def noted(*args, **options):
@@ -78,7 +78,7 @@ def test_saved_and_loaded():
 
 @pytest.mark.parametrize("tokens", [2, MOST_TOKENS + 1])
 def test_compiled_by_torch(tokens):
-    """A whole graph without breaks, by either kernel; the same bits."""
+    """Either kernel gives one graph without breaks, and the same bits."""
     made, x = layer(), CASE.numbers(tokens, "bf16")
     compiled = torch.compile(made, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(x), made(x))

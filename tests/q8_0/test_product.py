@@ -1,5 +1,6 @@
 """Many tokens times the weights in the emulator, under its checker: the bits of the definition, in
-both layouts, wherever tiles end."""
+both layouts, for any end of tiles.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +31,13 @@ pytestmark = pytest.mark.usefixtures("poisoned_outputs", "largest_tiles")
 
 
 def activations(tokens: int, cols: int, *, calm: bool = True) -> Activations:
-    """Quants over all of int8, also -128, which nothing here makes; scales as the weights have."""
+    """Quants over all of int8, including -128, which no quantiser here makes; scales like the
+    weights'."""
     return Activations(*Matrix(tokens, cols, calm=calm).parts())
 
 
 def check(case: Matrix, tokens: int, out: str = "fp32", bias=None, **options) -> torch.Tensor:
-    """The bits of the definition by both layouts, and those of fp64 within the tolerance."""
+    """Compare the bits with the definition for both layouts, and with fp64 within the tolerance."""
     both, x, dtype = case.both(), activations(tokens, case.cols, calm=case.calm), DTYPES[out]
     with checked():
         found = [product(weights, x, bias, out_dtype=dtype, **options) for weights in both.values()]
@@ -49,8 +51,8 @@ def check(case: Matrix, tokens: int, out: str = "fp32", bias=None, **options) ->
     return found[0]
 
 
-# (case, tokens): one block of everything; tiles that begin anew where others end, in rows and in
-# tokens; blocks that begin at multiples of 16 bytes, eight at a time.
+# (case, tokens): one block of everything; tiles that begin where others end, in rows and in tokens;
+# blocks that begin at multiples of 16 bytes, eight at a time.
 SIZES = [
     (Matrix(1, 32), 1),
     (Matrix(40, 32 * 5, place="dense"), 17),
@@ -70,7 +72,7 @@ def test_bits(case, tokens, arch):
 @pytest.mark.parametrize("out", DTYPES)
 @pytest.mark.parametrize("rows", [24, 27])
 def test_results(rows, out):
-    """Rows of the result by vectors of 16 bytes, and element by element."""
+    """Rows of the result are stored by 16-byte vectors, or element by element."""
     check(Matrix(rows, 64), 9, out, arch="sm_90a")
 
 
@@ -84,8 +86,8 @@ def test_results(rows, out):
     ids=str,
 )
 def test_a_bias(case, tokens, out):
-    """Added before the sum is rounded, wherever tiles begin, and nothing that lies beside it; its
-    address may be any."""
+    """The bias is added before the sum is rounded, for any tiles, without reading beyond it, at any
+    address."""
     bias = hostile_bias(case.rows, DTYPES[out])
     y = check(case, tokens, out, bias, arch="sm_90a")
     operands = case.both()[SOA], activations(tokens, case.cols)
@@ -94,7 +96,8 @@ def test_a_bias(case, tokens, out):
 
 
 def hostile_bias(rows: int, dtype: torch.dtype) -> torch.Tensor:
-    """At an odd address, between NaN, as large as the sums of `activations` with few blocks."""
+    """A bias at an odd address, between NaN, as large as the sums of `activations` with few
+    blocks."""
     wide = torch.full((rows + 2,), torch.nan, dtype=dtype)
     wide[1:-1] = torch.randn(rows, generator=torch.Generator().manual_seed(rows)) * 8
     return wide[1:-1]
@@ -102,7 +105,7 @@ def hostile_bias(rows: int, dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_86"])
 def test_groups_of_tiles(arch, monkeypatch):
-    """Tiles of tokens in groups, of which the last one has fewer."""
+    """Tiles of tokens are grouped; the last group has fewer."""
     monkeypatch.setattr("q8_0.product.choose.WIDE_GROUP", 2)
     monkeypatch.setattr("q8_0.product.choose.TWO_CTAS", ((16, 32, 1, 4, 3),))
     monkeypatch.setattr("q8_0.product.choose.ONE_CTA", ((16, 32, 1, 4, 1),))
@@ -113,8 +116,8 @@ def test_groups_of_tiles(arch, monkeypatch):
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 @pytest.mark.parametrize("place", ["dense", "apart"])
 def test_scales_that_are_no_numbers(place, arch):
-    """Zeros, infinities and NaN among the scales of both: the same bits in both layouts, and
-    numbers just where the definition has them."""
+    """Scales of both include zeros, infinities and NaN: the bits are the same in both layouts, and
+    finite exactly where the definition's are."""
     case = Matrix(20, 256, calm=False, place=place)
     y = check(case, 18, arch=arch)
     exact = definition.matvec(case.both()[SOA], activations(18, 256, calm=False))
@@ -123,7 +126,7 @@ def test_scales_that_are_no_numbers(place, arch):
 
 
 def test_an_infinite_scale_of_a_token():
-    """All of the token's results are NaN, and no other's."""
+    """All results of that token are NaN, and no others."""
     case, x = Matrix(9, 64), activations(3, 64)
     x.scales[1, 0] = torch.inf
     for weights in case.both().values():
@@ -133,7 +136,7 @@ def test_an_infinite_scale_of_a_token():
 
 
 def test_the_largest_sums():
-    """-128 x -128 in every place is 2^19 a block, and -128 x 127 the other end."""
+    """-128 x -128 everywhere is 2^19 a block, and -128 x 127 the other extreme."""
     quants = torch.full((2, 96), -128, dtype=torch.int8)
     x = quants.clone()
     x[1] = 127
@@ -144,7 +147,7 @@ def test_the_largest_sums():
 
 
 def test_bits_do_not_depend_on_the_tokens():
-    """Of one token alone, in small tiles, and among others, in large ones."""
+    """A token has the same bits by itself, in small tiles, and among others, in large tiles."""
     case, x = Matrix(136, 192, place="dense"), activations(140, 192)
     weights = case.both()[SOA]
     many = product(weights, x, arch="sm_90a")
@@ -155,7 +158,7 @@ def test_bits_do_not_depend_on_the_tokens():
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_adversarial_schedule(layout):
-    """Any order of the warps gives the same."""
+    """Any order of the warps gives the same result."""
     case, x = Matrix(40, 32 * 24, place="dense"), activations(40, 32 * 24)
     weights = case.both()[layout]
     with checked(Options("adversarial", 1, check=True, limit=600.0)):
@@ -165,7 +168,7 @@ def test_adversarial_schedule(layout):
 
 @pytest.mark.parametrize("columns", [27, 32])
 def test_out(columns):
-    """Written where it lies, and nothing beside it."""
+    """Results are written in place; memory around them stays unchanged."""
     case, x = Matrix(24, 64), activations(5, 64)
     wide = torch.full((5, columns), 7.0, dtype=torch.bfloat16)
     out = wide[:, 1:25] if columns == 27 else wide[:, :24]
@@ -203,7 +206,7 @@ def test_what_is_chosen_fits(layout, arch, aligned):
 
 
 def test_blocks_are_clamped_in_small_tiles_alone():
-    """Neither few tokens nor few rows are in a tile of 128, where clamped rows would be spilled."""
+    """No tile of 128 has few tokens or few rows: its clamped rows would be spilled."""
     for sizes in (Sizes(100, 8192, 2048), Sizes(2048, 100, 2048)):
         for layout, tokens in ((INTERLEAVED, 64), (SOA, 128)):
             config = choose(layout, "bf16", sizes, "sm_90a", aligned=True, vector=True)
@@ -231,12 +234,12 @@ def test_many_tokens_have_large_tiles():
 def test_the_gpu_decides_how_sums_are_added():
     for arch in ARCHITECTURES:
         config = choose(SOA, "bf16", Sizes(2048, 8192, 2048), arch, aligned=True, vector=True)
-        pairs = arch in ("sm_100a", "sm_103a")  # what has fma.f32x2
+        pairs = arch in ("sm_100a", "sm_103a")  # architectures with fma.f32x2
         assert (config.adding == PAIRS) == pairs
 
 
 def test_places_decide_of_the_kernel():
-    """Aligned blocks need rows, an address and a stride that are."""
+    """Aligned blocks need aligned rows, address and stride."""
     out = torch.empty(4, 8)
     for place, aligned in (("dense", True), ("apart", False)):
         weights = Matrix(8, 256, place=place).both()[INTERLEAVED]
@@ -253,8 +256,8 @@ def test_places_decide_of_the_kernel():
 
 
 def test_the_definition_rounds_once():
-    """Where fp64's sum lies half-way between two fp32 numbers and the exact one does not, to either
-    side; and anywhere."""
+    """Cases are sums that are half-way between two fp32 numbers in fp64 while the exact one is on
+    either side; and random ones."""
     x, y = 14_245_331.0, 603.0  # as many bits as t and d_w have; the product is 2^33 + 1
     rows = [(x, y, 2.0**57), (-x, y, 2.0**57 + 2.0**35), (x, y, 1.0), (3.0, 2.0**-20, 1.0)]
     generator = torch.Generator().manual_seed(1)
@@ -270,7 +273,7 @@ def test_the_definition_rounds_once():
 
 
 def _neighbours(number: float) -> list[float]:
-    """The fp32 numbers beside one."""
+    """Return the two neighbouring fp32 numbers."""
     one = torch.tensor(number)
     return [torch.nextafter(one, torch.tensor(end)).item() for end in (-torch.inf, torch.inf)]
 
@@ -323,7 +326,7 @@ def test_refused(call, words, no_compile):
 
 
 def test_too_many_columns(no_compile):
-    """A limit of the kernel."""
+    """The limit is the kernel's."""
     cols = MOST_COLS + 32
     x = Activations(torch.empty(1, cols, dtype=torch.int8), torch.empty(1, cols // 32).half())
     refused(times(empty(1, cols, SOA), x), "4194336 columns, limit 4194304")
@@ -345,7 +348,7 @@ def test_the_operator_is_what_torch_thinks():
 
 
 def test_compiled():
-    """A graph of torch.compile has the operator whole."""
+    """The operator is one node in a graph of torch.compile."""
     weights, x = Matrix(8, 64, place="dense").both()[SOA], activations(3, 64)
 
     def doubled(data: torch.Tensor, quants: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -357,7 +360,7 @@ def test_compiled():
 
 
 def test_options_of_a_context():
-    """The architecture of the emulator's context."""
+    """The context sets the emulated architecture."""
     weights, x = Matrix(8, 64, place="dense").both()[SOA], activations(3, 64)
     with emulation(arch="sm_87") as active:
         product(weights, x)

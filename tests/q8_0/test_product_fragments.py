@@ -1,5 +1,6 @@
-"""Which lane has which elements of an mma of int8, and how its sums become fp32: one warp, against
-a product on the CPU. A wrong map gives garbage without an error."""
+"""Lanes of an int8 mma's elements, and conversion of its sums to fp32: one warp, compared with a
+product on the CPU. A wrong map gives garbage without an error.
+"""
 
 import cutlass
 import cutlass.cute as cute
@@ -17,7 +18,7 @@ ROWS, COLUMNS, DEPTH = 16, 8, 32
 
 
 class OneProduct:
-    """A warp, its operands in words of four int8."""
+    """A kernel of one warp, with operands in words of four int8."""
 
     @cute.jit
     def __call__(
@@ -28,7 +29,7 @@ class OneProduct:
 
     @cute.kernel
     def kernel(self, mA: cute.Tensor, mB: cute.Tensor, mOut: cute.Tensor) -> None:
-        """As the docstring of `multiply` has it."""
+        """Load fragments as the docstring of `multiply` describes."""
         lane = cute.arch.lane_idx()
         group, place = lane // 4, lane % 4
         a = (
@@ -40,7 +41,7 @@ class OneProduct:
 
 
 def describe() -> tuple:
-    """What is compiled."""
+    """Return the function to compile, with example arguments."""
     words = [fake_tensor(Uint32, rows, 8) for rows in (ROWS, COLUMNS)]
     return OneProduct(), *words, fake_tensor(Float32, ROWS, COLUMNS), CUstream(0)
 

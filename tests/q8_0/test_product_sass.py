@@ -1,5 +1,6 @@
-"""What ptxas made of the product's loop: nothing is spilled, and few instructions stand beside an
-mma, whose results alone need eight, or four of two numbers. No result shows either."""
+"""ptxas' code of the product's loop: nothing is spilled, and few instructions accompany an mma. Its
+results alone need eight, or four for pairs of numbers. No result shows either.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ pytestmark = [
     pytest.mark.skipif(not tools_found(), reason=HOW_TO_GET_TOOLS),
     pytest.mark.usefixtures("whole_ptxas", "largest_tiles"),
 ]
-ADDED = 8  # instructions that bring the four sums of an mma to its accumulators
-# Instructions of the loop for each of its mmas, at most.
+ADDED = 8  # instructions that add the four sums of an mma to its accumulators
+# Most instructions of the loop per mma.
 LIMITS = {
     (SOA, "sm_90a"): 10.7,
     (SOA, "sm_89"): 10.7,
@@ -34,7 +35,7 @@ LIMITS = {
 
 
 def loop_of(path: Path) -> list:
-    """Instructions of the main loop, those of the turns of interleaved blocks once."""
+    """Instructions of the main loop; the variants for interleaved blocks are all included."""
     _, function = read(path)
     (head,) = function.loops_with("IMMA")
     body = function.loops[head]
@@ -42,7 +43,8 @@ def loop_of(path: Path) -> list:
 
 
 def compiled(config: ProductConfig, arch: str, folder: Path) -> Path:
-    """Its machine code, which spills nothing."""
+    """Compile a config, check that nothing is spilled, and return the file with its machine
+    code."""
     path = folder / "product.cubin"
     path.write_bytes(compile_kernel(config, arch).cubin)
     (used,) = resources(path)
@@ -65,7 +67,7 @@ def test_the_loop(layout, arch, tmp_path):
         assert words["FFMA"] == ADDED * mmas
     assert words["I2F"] + words["I2FP"] == 0  # no integer is converted
     assert words["LDSM"] == (config.warp_tokens // 16 + config.warp_rows // 16) * 2
-    # All turns of interleaved blocks stand there, one is executed.
+    # All variants for interleaved blocks are in the loop, but one is executed.
     turns = words["PRMT"] // STAGES_OF_TURN * (STAGES_OF_TURN - 1) if layout == INTERLEAVED else 0
     assert (len(code) - turns) / mmas <= LIMITS[layout, arch]
 
@@ -73,8 +75,8 @@ def test_the_loop(layout, arch, tmp_path):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_nothing_is_spilled(layout, arch, tmp_path):
-    """By any tile, full or not, with a bias or without; of interleaved weights also where blocks
-    begin anywhere."""
+    """Any tile is tried, full or not, with and without a bias; interleaved weights also with blocks
+    at any address."""
     for tokens, bias in (
         (2048, True),
         (2048, False),

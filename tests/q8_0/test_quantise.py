@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
 
 def hostile(tokens: int, cols: int, dtype: str) -> torch.Tensor:
-    """Blocks of many kinds, in a wider tensor of NaN."""
+    """Activations with blocks of many kinds, in a wider tensor of NaN."""
     x = Matrix(1, cols).numbers(tokens, dtype)
     blocks = x.unfold(1, BLOCK, BLOCK)
     info = torch.finfo(x.dtype)
@@ -61,7 +61,7 @@ def test_no_tokens():
 
 
 def test_error_of_the_format():
-    """Half a step of the block's scale, also where fp16 has few bits for it."""
+    """The error is half a step of the block's scale, even if fp16 has few bits for it."""
     x = Matrix(1, 32 * 64).numbers(4, "fp32")
     made = reference.quantise(x)
     steps = made.scales.double().repeat_interleave(BLOCK, 1)
@@ -70,7 +70,8 @@ def test_error_of_the_format():
 
 
 def test_what_no_scale_holds():
-    """A block with NaN, an infinity or too large numbers has no quants, and no number as scale."""
+    """A block with NaN, an infinity or too large numbers has zero quants, and a scale that is not
+    finite."""
     x = torch.ones(1, 128)
     x[0, 0], x[0, 40], x[0, 70] = math.nan, -math.inf, 3e38
     made = reference.quantise(x)

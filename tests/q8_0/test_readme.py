@@ -1,4 +1,4 @@
-"""q8_0/README.md tells the truth: its example runs, what it names is there."""
+"""q8_0/README.md is true: its example runs, the names in it exist."""
 
 from __future__ import annotations
 

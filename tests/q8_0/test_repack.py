@@ -46,7 +46,8 @@ def test_there_and_back(case, arch):
 
 @pytest.mark.parametrize("width", [2, 4, 8, 16])
 def test_addresses_of_every_width(width):
-    """The widest access that the address allows; nothing behind the matrix is written."""
+    """Accesses have the largest width that the address allows; nothing after the matrix is
+    written."""
     case = Matrix(2, 160, False, "dense")
     both, nbytes = case.both(), 2 * interleaved_bytes(160)
     memory = torch.full((nbytes + 64,), 0xFF, dtype=torch.uint8)
@@ -61,7 +62,7 @@ def test_addresses_of_every_width(width):
 
 
 def test_one_row_at_an_odd_stride():
-    """Of one row the stride does not matter."""
+    """The stride of a single row does not matter."""
     case = Matrix(1, 64, False, "dense")
     both = case.both()
     inner = torch.zeros(1, interleaved_bytes(64) + 1, dtype=torch.uint8)[:, :-1]
@@ -73,11 +74,11 @@ def test_one_row_at_an_odd_stride():
         assert torch.equal(dequantise(weights), dequantise(both[SOA]))
 
 
-# Around 31 and 32 bits, and the most that are taken as one row.
+# Around 31 and 32 bits, and the most weights that are treated as one row.
 @pytest.mark.parametrize("cols", [1 << 31, (1 << 32) + BLOCK, MOST_FLAT - BLOCK])
 def test_the_first_tile_of_very_many_weights(cols):
-    """Rows in one piece are one long row, of more weights than 32 bits count. One CTA of each
-    kernel runs, whose memory is there."""
+    """Contiguous rows are one long row, of more weights than 32 bits count. One CTA of each kernel
+    runs, whose memory exists."""
     case, target = Matrix(1, BLOCK * 256, False, "dense"), Target("emulate", "sm_90a")
     both, device = case.both(), torch.device("cpu")
     words = {layout: replace(WeightWords.of(w, flat=True), cols=cols) for layout, w in both.items()}
@@ -101,7 +102,7 @@ def test_the_first_tile_of_very_many_weights(cols):
 
 
 def test_a_layout_that_they_are_in_already():
-    """No launch, no copy."""
+    """There is no launch and no copy."""
     for layout, weights in Matrix(1, 64).both().items():
         assert repack(weights, layout) is weights
 
@@ -117,7 +118,7 @@ def test_dequantise(dtype, arch):
 
 
 def test_dequantise_more_than_a_tile():
-    """Rows apart and rows in one piece, several CTAs each."""
+    """Separate and contiguous rows, several CTAs each."""
     for place in ("apart", "dense"):
         case = Matrix(2, 32 * 300, False, place)
         found = [dequantise(weights, torch.float32) for weights in case.both().values()]

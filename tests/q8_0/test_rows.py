@@ -1,4 +1,4 @@
-"""A token's result does not depend on other tokens, whatever stands in one of them."""
+"""A token's result does not depend on other tokens, whatever those contain."""
 
 from __future__ import annotations
 

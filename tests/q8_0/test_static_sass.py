@@ -1,4 +1,4 @@
-"""What ptxas made of the readers: enough warps of an SM, no spills, loads that stay together."""
+"""ptxas' code of the readers: enough warps on an SM, no spills, loads that stay together."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def test_registers_leave_room_for_warps(dtype, tokens, layout, arch, tmp_path):
 
 @pytest.mark.parametrize("arch", [*ARCHS, "sm_120a"])
 def test_numbers_of_32_bits_are_not_spilled(arch, tmp_path):
-    """By no tensor core, with as many registers as it takes: ptxas would spill for more warps."""
+    """These kernels use no tensor core, and as many registers as they need: with more warps ptxas
+    would spill."""
     for layout, tokens in product(("soa", "interleaved"), (1, 2, 4, 8, 16)):
         (found,) = resources(cubin_of(config_of(layout, "fp32", tokens), arch, tmp_path))
         assert found.stack == 0
@@ -55,8 +56,8 @@ def test_numbers_of_32_bits_are_not_spilled(arch, tmp_path):
 
 @pytest.mark.parametrize(("dtype", "tokens"), KINDS[1:])
 def test_loads_of_weights_are_on_their_way_before_the_first_product(dtype, tokens, tmp_path):
-    """Between a loop's first load of weights and its last no tensor core, dp4a or sum of products
-    stands, which would wait for the first of them."""
+    """No tensor core instruction, dp4a or sum of products lies between a loop's first and last load
+    of weights: it would wait for the first of them."""
     config = config_of("soa", dtype, tokens)
     text = disassemble(cubin_of(config, "sm_90a", tmp_path))
     code = re.findall(r"/\*[0-9a-f]{4}\*/\s+(?:@!?U?P\w+ )?([A-Z]\S*)", text)
@@ -65,7 +66,7 @@ def test_loads_of_weights_are_on_their_way_before_the_first_product(dtype, token
     assert len(loads) >= each
     products = [place for place, name in enumerate(code) if re.match("HMMA|IMMA|IDP", name)]
     runs = sum(any(a < p < b for p in products) for a, b in pairwise(loads))
-    assert runs <= 1  # where the loop begins again, if ptxas has turned it
+    assert runs <= 1  # at the loop's start, if ptxas has rotated it
 
 
 @pytest.mark.parametrize("arch", ARCHS)

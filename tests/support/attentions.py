@@ -1,4 +1,4 @@
-"""What tests of both attentions share: problems, calls that both refuse, a watch on the host."""
+"""Helpers for tests of both attentions: problems, calls that both refuse, a watch on the host."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def problem(
     head_dims: tuple[int, int] = (64, 64),
     kv_dtype: torch.dtype = BF16,
 ) -> Call:
-    """(q, k, v), tables: 4 query heads on 2 KV heads, 2 entries, 40 keys at most.
+    """Return (q, k, v), tables: 4 query heads on 2 KV heads, 2 entries, 40 keys at most.
 
-    kind: 'dense'; 'lens' with lengths, 'flat' also without a dimension of tokens, 'pages', 'packed'
-    queries and keys.
+    kind: 'dense'; 'lens' with lengths; 'flat' with lengths and without a dimension of tokens;
+    'pages'; 'packed' queries and keys.
     """
     generator, (dim, v_dim) = torch.Generator().manual_seed(0), head_dims
 
@@ -57,7 +57,7 @@ def same(results: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> b
     return all(map(torch.equal, results, expected))
 
 
-# ---- what both refuse
+# ---- calls that both refuse
 
 
 def tensors(q_shape=(1, 1, 4, 64), kv_shape=(1, 8, 2, 64), dtype=BF16, kv_dtype=None) -> tuple:
@@ -116,7 +116,7 @@ REFUSED: dict[str, Refusal] = {
     "window of text": ((Q, K, V), {"window": "4"}, TypeError, "window '4': expected"),
     "window of truth": ((Q, K, V), {"window": True}, TypeError, "window True: expected"),
     "window of floats": ((Q, K, V), {"window": (1.5, 0)}, TypeError, "window_left is 1.5"),
-    "window negative": ((Q, K, V), {"window": -1}, ValueError, "window left -1"),
+    "window negative": ((Q, K, V), {"window": -2}, ValueError, "window left -2"),
     "window negative behind": ((Q, K, V), {"window": (3, -2)}, ValueError, "window right -2"),
     "sink tokens alone": ((Q, K, V), {"sink_tokens": 4}, ValueError, "without a left window"),
     "sink tokens": ((Q, K, V), {"sink_tokens": -4, "window": 3}, ValueError, "sink_tokens -4"),
@@ -174,7 +174,7 @@ EMPTY: dict[str, Call] = {
 }  # fmt: skip
 
 
-# ---- what tracers see, and what a GPU would make the host wait for
+# ---- views of tracers, and operations for which the host would wait on a GPU
 
 
 def metadata(results: tuple) -> list[tuple]:

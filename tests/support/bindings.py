@@ -1,8 +1,8 @@
 """Every kernel that the tests launch, bound to its machine code and modelled: `--bindings FILE`.
 
-A test then records its launches. Of each kernel, which is one cubin, the first launches are bound,
-every warp of them, and replayed; one that does not bind, or gets stuck, fails its test. FILE gets a
-line of JSON for each kernel, from all workers.
+A test then records its launches. For each kernel, which is one cubin, every warp of the first
+launches is bound and replayed; a kernel that does not bind, or gets stuck, fails its test. All
+workers write one line of JSON per kernel to FILE.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LAUNCHES = 2  # of a kernel that are bound
 
 
 class Bindings:
-    """The plugin; nothing is recorded without a file."""
+    """The plugin; without a file nothing is recorded."""
 
     def __init__(self, file: str) -> None:
         self.file = Path(file)
@@ -33,7 +33,8 @@ class Bindings:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
-        """A test that looks at options of a launch sees `record`, too."""
+        """Record the launches of a test; a test that reads a launch's options sees `record`,
+        too."""
         with watched(record=True) as report:
             result = yield
         for launch in report.launches:
@@ -54,7 +55,7 @@ class Bindings:
 
 
 def _bound(launch: LaunchReport) -> dict[str, Any]:
-    """Warps and microseconds, or the error."""
+    """Return warps and microseconds, or the error."""
     from cycle_model.gpus import for_arch
     from cycle_model.grid import LaunchModel
     from cycle_model.launch import bind

@@ -1,7 +1,7 @@
-"""Attention, decode and merge at the ends of what they accept: what the tests of packages share.
+"""Attention, decode and merge at the limits of their arguments: helpers of the packages' tests.
 
-A kind is a kernel; a round is CALLS problems of it, in which each KV head of each entry has
-contents and numbers of its own. `scripts/soak.py fmha` and `gqa` draw the same on a GPU.
+A kind is a kernel. A round is CALLS problems of it, in which each KV head of each entry has
+separate contents and numbers. `scripts/soak.py fmha` and `gqa` draw the same problems on a GPU.
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ def each_round(kinds: Kinds) -> pytest.MarkDecorator:
 def wrong(
     judged: Callable[[Any], Sequence[Report]], drawn: Callable[[random.Random], Any], seed: str
 ) -> list[str]:
-    """What is out of tolerance in a round. judged: runs a case. drawn: one, without extremes."""
+    """Return the reports that are out of tolerance in a round.
+
+    judged: runs a case and returns its reports.
+    drawn: draws a case, without extremes.
+    """
     pick, found = random.Random(seed), []
     for _ in range(CALLS):
         case = extremes.of_case(drawn(pick), pick)
@@ -44,5 +48,5 @@ def wrong(
 
 
 def lengths(pick: random.Random) -> list[int]:
-    """Keys of each entry."""
+    """Random numbers of keys of each entry."""
     return [pick.choice(LENGTHS) for _ in range(BATCH)]

@@ -1,8 +1,8 @@
-"""Print which tests need how many kernels, and compile none: `pytest -p tests.support.kernels`.
+"""Print how many kernels each test needs, and compile none: `pytest -p tests.support.kernels`.
 
-A kernel that is asked for is noted and launches nothing. Most tests go on to their next kernel
-before they fail, as all that have a kernel do; so the numbers are lower bounds. A tier costs about
-as much as its kernels, and a kernel that several functions share is counted for the first of them.
+A requested kernel is recorded and launches nothing. Most tests request all of their kernels before
+they fail, but not all do, so the numbers are lower bounds. A tier costs about as much as its
+kernels; a kernel that several functions share is counted for the first of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _now = ""
 
 
 def _note(config: Hashable, arch: str, source: str | Callable) -> Any:
-    """Stand in for `compile_once`; the kernel takes any arguments and does nothing."""
+    """Stand in for `compile_once`; the kernel accepts any arguments and does nothing."""
     kernel = f"{source if isinstance(source, str) else source.__qualname__} {config!r} {arch}"
     if kernel not in _seen:
         _seen.add(kernel)

@@ -1,10 +1,10 @@
-"""What the tests cover: `make tiers`, which is `python -m tests.support.pairs`.
+"""Coverage of the tests: `make tiers`, which is `python -m tests.support.pairs`.
 
-Prints the tests of each package and tier, and the pairs of values of two factors that the tests of
-each family of kernels have in a tier and those before it. A family with a space
-(`tests.support.pairwise.Space`) counts its valid pairs, and of the tests those whose case is a row
-of the space. The others have lists of cases by hand: there a factor is a parameter of a test or a
-field of its case, `test` among them, and valid is what any tier has.
+Prints the number of tests of each package and tier, and for each family of kernels the pairs of
+values of two factors that its tests cover in a tier and earlier ones. A family with a space
+(`tests.support.pairwise.Space`) counts its valid pairs, and the tests whose case is a row of the
+space. Other families have lists of cases written by hand: there a factor is a parameter of a test
+or a field of its case, including `test`, and a pair is valid if any tier has it.
 """
 
 from __future__ import annotations
@@ -35,13 +35,16 @@ SAVED = ROOT / "results" / "test_coverage.json"
 HOUSE = "house"  # tests of no package
 
 Row = Mapping[str, Any]
-SEEDS = ("seed", "name")  # fields that are no factor
+SEEDS = ("seed", "name")  # fields that are no factors
 
 
 @dataclass(frozen=True)
 class Family:
-    """tests: beginnings of names, folder/file or folder/file::function; rows: of a test's name and
-    parameters, none where they are no case of the family."""
+    """A family of kernels.
+
+    tests: prefixes of names, folder/file or folder/file::function.
+    rows: rows for a test's name and parameters, none if they are no case of the family.
+    """
 
     name: str
     tests: tuple[str, ...]
@@ -50,8 +53,8 @@ class Family:
 
 
 def of_space(name: str, package: str, module: Any) -> Family:
-    """Cases of `module`, which has a space and a function from rows to cases, or one from cases to
-    their rows."""
+    """A family with the cases of `module`, which has a space and a function from rows to cases, or
+    one from cases to their rows."""
     known = {module.case_of(row): [row] for row in getattr(module, "ROWS", ())}
     rows_of = getattr(module, "rows_of", lambda case: known.get(case, []))
 
@@ -63,7 +66,7 @@ def of_space(name: str, package: str, module: Any) -> Family:
 
 
 def by_hand(name: str, *tests: str) -> Family:
-    """Any test with parameters."""
+    """A family of any tests with parameters."""
 
     def rows(test: str, parameters: Row) -> Sequence[Row]:
         values = {"test": test.rpartition("::")[2]}
@@ -96,12 +99,12 @@ FAMILIES = (
 
 
 def pairs(row: Row) -> set[tuple]:
-    """Every two of its factors with their values."""
+    """Pairs of two of its factors with their values."""
     return set(map(frozenset, itertools.combinations(row.items(), 2)))
 
 
 def table(tests: Iterable[tuple[str, str, Row]]) -> dict[str, dict[str, int]]:
-    """Family -> valid pairs, and those that a tier has together with the tiers before it; of
+    """Return family -> valid pairs, and pairs covered by a tier together with earlier ones. tests:
     (folder/file::function, tier, parameters)."""
     tests = list(tests)
     found = {}
@@ -121,7 +124,7 @@ def table(tests: Iterable[tuple[str, str, Row]]) -> dict[str, dict[str, int]]:
 
 
 class Collected:
-    """Tests that need no GPU: (folder/file::function, tier, parameters), and how many they are."""
+    """Tests that need no GPU: (folder/file::function, tier, parameters), and their numbers."""
 
     def __init__(self) -> None:
         self.tests: list[tuple[str, str, Row]] = []
@@ -138,7 +141,7 @@ class Collected:
 
 
 def collect() -> Collected:
-    """Collect all tests; exit with what pytest prints where that fails."""
+    """Collect all tests; if that fails, exit with pytest's output."""
     found, printed = Collected(), io.StringIO()
     with contextlib.redirect_stdout(printed):
         code = pytest.main(["--collect-only", "-q", str(TESTS)], plugins=[found])

@@ -1,8 +1,8 @@
 """Covering arrays: few rows in which every allowed pair of values of two factors occurs.
 
-Greedy and seeded, so the same factors give the same rows everywhere: each row starts from the pair
-that most needs covering, the other factors follow in random order, each with the value that covers
-most; of several such candidates the best is kept.
+Greedy and seeded, so the same factors give the same rows everywhere. Each row starts with the pair
+that most needs covering; the other factors follow in random order, each with the value that covers
+most. The best of several such candidates is kept.
 """
 
 from __future__ import annotations
@@ -23,20 +23,25 @@ Pair = tuple[tuple[str, Hashable], tuple[str, Hashable]]
 
 @dataclass(frozen=True)
 class Rule:
-    """`allows` is asked as soon as all factors in `names` have a value, with those values."""
+    """A rule of allowed combinations. `allows` is called with the values of `names` once all have
+    one."""
 
     names: tuple[str, ...]
     allows: Callable[..., bool]
 
     @cached_property
     def needed(self) -> frozenset[str]:
-        """Names, as a set."""
+        """The names as a set."""
         return frozenset(self.names)
 
 
 @dataclass
 class Space:
-    """factors: name -> values; rules: what combinations exist."""
+    """Factors with their values, and rules that restrict combinations.
+
+    factors: name -> values.
+    rules: rules that every row has to satisfy.
+    """
 
     factors: Mapping[str, Sequence[Hashable]]
     rules: Sequence[Rule] = ()
@@ -53,11 +58,11 @@ class Space:
         return {name: [r for r in self.rules if name in r.needed] for name in self.factors}
 
     def allowed(self, row: Mapping[str, Hashable]) -> bool:
-        """No rule is broken by the values that `row` has so far."""
+        """Whether the values in `row` so far break no rule."""
         return _kept(self.rules, row)
 
     def extends(self, row: Mapping[str, Hashable]) -> bool:
-        """Some complete row agrees with `row`. Only factors that rules read can stand against it,
+        """Whether some complete row agrees with `row`. Only factors that rules read can conflict,
         so only those are tried, and the answer depends only on those."""
         ruled = self.ruled
         key = frozenset([item for item in row.items() if item[0] in ruled])
@@ -78,7 +83,7 @@ class Space:
         return False
 
     def pairs(self) -> Iterator[Pair]:
-        """Every pair of values that some complete row has."""
+        """Yield every pair of values that some complete row has."""
         for (first, values), (second, others) in itertools.combinations(self.factors.items(), 2):
             for a, b in itertools.product(values, others):
                 if self.extends({first: a, second: b}):
@@ -86,7 +91,7 @@ class Space:
 
 
 def _kept(rules: Sequence[Rule], row: Mapping[str, Hashable]) -> bool:
-    """Every rule all of whose factors have a value allows these."""
+    """Whether every rule allows `row`, among those whose factors all have a value."""
     names = row.keys()
     for rule in rules:
         if names >= rule.needed and not rule.allows(*[row[name] for name in rule.names]):
@@ -95,7 +100,7 @@ def _kept(rules: Sequence[Rule], row: Mapping[str, Hashable]) -> bool:
 
 
 def pairs_of(row: Mapping[str, Hashable], order: Sequence[str]) -> set[Pair]:
-    """The pairs that `row` covers, factors in the order of the space."""
+    """Pairs that `row` covers, with factors in the order of the space."""
     items = [(name, row[name]) for name in order]
     return set(itertools.combinations(items, 2))
 
@@ -117,7 +122,7 @@ def covering(space: Space, seed: int = 0) -> list[dict[str, Any]]:
 
 
 def random_row(space: Space, generator: random.Random) -> dict[str, Any]:
-    """Any complete row, each factor in turn with a value at random that can be completed."""
+    """A random complete row: each factor gets a random value that can be completed."""
     row: Row = {}
     for name, values in space.factors.items():
         possible = [value for value in values if space.extends(row | {name: value})]
@@ -128,14 +133,14 @@ def random_row(space: Space, generator: random.Random) -> dict[str, Any]:
 def _candidate(
     space: Space, missing: Mapping[Pair, None], first: Sequence[Pair], generator: random.Random
 ) -> Row:
-    """A row that begins with one of the pairs `first`."""
+    """Make a row that begins with one of the pairs `first`."""
     position = {name: number for number, name in enumerate(space.factors)}
     row = dict(generator.choice(first))
     names = [name for name in space.factors if name not in row]
     generator.shuffle(names)
 
     def gain(item: tuple[str, Hashable]) -> int:
-        """Missing pairs of `item` with what the row has."""
+        """Number of missing pairs of `item` with the values in the row."""
         place = position[item[0]]
         pairs = [(item, o) if place < position[o[0]] else (o, item) for o in row.items()]
         return len(missing.keys() & pairs)
@@ -151,7 +156,7 @@ def _candidate(
 
 
 def _neediest(missing: Mapping[Pair, None]) -> list[Pair]:
-    """Pairs of the value that is in most missing pairs."""
+    """Missing pairs with the value that occurs in most of them."""
     counts = Counter(itertools.chain.from_iterable(missing))
     most = max(counts, key=counts.__getitem__)
     return [pair for pair in missing if most in pair]

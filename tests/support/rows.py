@@ -1,7 +1,7 @@
-"""A row's result does not depend on other rows: what the tests of packages share.
+"""A row's result does not depend on other rows: helpers that the packages' tests share.
 
-The problems are those of `scripts/soak.py rows`. A kind of call has its kernels, which a test
-compiles once, so that a case more costs a call and no compilation.
+The problems are those of `scripts/soak.py rows`. A test compiles the kernels of a kind of call
+once, so that a further case costs a call and no compilation.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ def each_kind(subjects: Sequence[Subject]) -> pytest.MarkDecorator:
 
 
 def changed(subject: Subject, number: int, problems: int = PROBLEMS) -> list[str]:
-    """The problems of a kind in which other rows change, in the emulator, the architectures of the
-    subject in turns. problems: how many there are of the kind."""
+    """Return the problems of a kind for which a change of other rows changes a result, in the
+    emulator; kinds alternate between the subject's architectures. problems: number of problems
+    tried."""
     arch = subject.archs[number % len(subject.archs)]
     draws = Draws(0, arch, SMALL, subjects=(subject,))
     kernel = next(islice(draws.kernels(), number, None))
@@ -41,7 +42,7 @@ def changed(subject: Subject, number: int, problems: int = PROBLEMS) -> list[str
 
 
 def changed_of(draws: Draws, kernel: Kernel, count: int = PROBLEMS) -> list[str]:
-    """The same of a kernel that is drawn."""
+    """Return such problems of a given kernel."""
     place = Place("emulate", draws.arch, "a test")
     problems = [draws.problem(kernel, number) for number in range(count)]
     return [repr(problem) for problem in problems if not Trial(problem, place).repeats()]

@@ -120,14 +120,16 @@ def different(result: Campaign) -> dict[str, Tally]:
 
 
 def document(result: Campaign, setting: dict[str, str]) -> dict[str, object]:
-    """What is kept of a campaign.
+    """Return the document that is kept of a campaign.
 
-    programs: all that ran. A digest is kept of those whose inputs are the same with any numpy and
-    in which every bit counts: not of the programs of `tests/ptxemu/ptx`, which draw from numpy's
-    generator, nor of products that are judged by a bound. refused_for_this_gpu: instructions that
-    the driver's compiler does not take for this GPU. not_witnessed: items of ptxemu's registry that
-    no program can show, each with the reason, nearly all of other GPUs. sums: digests of products
-    of any numbers, whose bits ptxemu has with `accumulation="aligned"`.
+    A digest is kept of each program whose inputs are the same with any numpy and in which every bit
+    counts. This excludes the programs of `tests/ptxemu/ptx`, which draw from numpy's generator, and
+    products that are judged by a bound.
+
+    `refused_for_this_gpu` has instructions that the driver's compiler does not accept for this GPU.
+    `not_witnessed` has the items of ptxemu's registry that no program can show, each with the
+    reason; nearly all are of other GPUs. `sums` has digests of products of any numbers, whose bits
+    ptxemu has with `accumulation="aligned"`.
     """
     forms = dict(sorted(result.forms.items()))
     near = {form: tally for form, tally in forms.items() if tally.bound}

@@ -305,9 +305,11 @@ def _e2m1(packed: np.ndarray) -> np.ndarray:
 
 
 def block_scaled(a: np.ndarray, b: np.ndarray, s: np.ndarray) -> np.ndarray:
-    """(128, 32) of e2m1 with a ue4m3 scale factor for every 16 along K = 128, of codes up to 8.
+    """Return D, (128, 32), of e2m1 over K = 128; every 16 along K have a ue4m3 scale, codes up to
+    8.
 
-    a, b: [step of 64, half of it, row, 16 bytes]; s: [step, A or B, row % 32, row / 32, block].
+    a, b: [step of 64, half of it, row, 16 bytes].
+    s: [step, A or B, row % 32, row / 32, block].
     """
     factors = s.reshape(2, 2, 32, 4, 4).swapaxes(2, 3).reshape(2, 2, 128, 4) * 2.0**-9
     total = np.zeros((128, 32))
@@ -321,11 +323,14 @@ def block_scaled(a: np.ndarray, b: np.ndarray, s: np.ndarray) -> np.ndarray:
 
 
 def block_scaled_pair(x: np.ndarray, s: np.ndarray) -> np.ndarray:
-    """[CTA, lane, column] of D, (128, 64) of e2m1 over K = 64 with a ue4m3 scale factor for every
-    16, of codes up to 8: lanes 64 and up have the columns from 32 on.
+    """Return D [CTA, lane, column], (128, 64), of e2m1 over K = 64.
 
-    x: [CTA, 4096 bytes]: [half of K, row of 64, 16 bytes] of A, the same of 32 rows of B. s: [CTA,
-    2048 bytes]: [row % 32, row / 32, block] of A, [half of B's rows, row, 4, block].
+    Every 16 elements along K have a ue4m3 scale factor, with codes up to 8. Lanes from 64 on hold
+    the columns from 32 on.
+
+    x: [CTA, 4096 bytes], A as [half of K, row of 64, 16 bytes], then 32 rows of B likewise.
+    s: [CTA, 2048 bytes], A's as [row % 32, row / 32, block], then B's as [half of B's rows, row, 4,
+    block].
     """
     operands = []
     for start, rows in ((0, 64), (2048, 32)):
@@ -344,8 +349,11 @@ def block_scaled_pair(x: np.ndarray, s: np.ndarray) -> np.ndarray:
 
 
 def narrow_a(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """(128, 32) over two steps of K = 32, of e4m3 codes up to 8 and of e2m1, then of e3m2: 16
-    elements in the first 8 or 12 of 16 bytes. a, b: [step, half of K, row, 16 bytes]."""
+    """Return (128, 32) over two steps of K = 32: A in e2m1, then in e3m2, times B in e4m3, codes up
+    to 8. A keeps 16 elements in the first 8 or 12 of 16 bytes.
+
+    a, b: [step, half of K, row, 16 bytes].
+    """
     a, b = a.reshape(2, 2, 128, 16), b.reshape(2, 2, 32, 16) * 2.0**-9
     total = np.zeros((128, 32))
     for step, form in enumerate(("e2m1", "e3m2")):
@@ -358,8 +366,12 @@ def narrow_a(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def shifted_a(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """(128, 32) of e4m3 codes up to 8: A by the first B, then its rows, moved within each 32, by
-    the second. a: [half of K, row, 16 bytes], b: [step, half of K, row, 16 bytes]."""
+    """Return (128, 32) of e4m3 codes up to 8: A times the first B, plus A with its rows moved by
+    one within each 32 times the second.
+
+    a: [half of K, row, 16 bytes].
+    b: [step, half of K, row, 16 bytes].
+    """
     rows = np.concatenate([*a.reshape(2, 128, 16)], axis=1) * 2.0**-9
     first, second = (np.concatenate([*half], axis=1) for half in b.reshape(2, 2, 32, 16) * 2.0**-9)
     moved = [rows[min(row + 1, row | 31)] for row in range(128)]
@@ -367,8 +379,12 @@ def shifted_a(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def byte_matrices(a: np.ndarray) -> np.ndarray:
-    """stmatrix of b8: byte e of lane t's register is element (t / 4 + 8 (e / 2), 2 (t % 4) + e % 2)
-    of a 16x8 matrix, whose columns are stored as rows of 16 bytes. a: [lane, matrix, byte]."""
+    """stmatrix of b8: a lane's bytes become columns of 16x8 matrices, stored as rows of 16 bytes.
+
+    Byte e of lane t's register is element (t / 4 + 8 (e / 2), 2 (t % 4) + e % 2) of a matrix.
+
+    a: [lane, matrix, byte].
+    """
     out = np.empty((4, 8, 16), np.uint8)
     for t, registers in enumerate(a.reshape(32, 4, 4)):
         for e in range(4):

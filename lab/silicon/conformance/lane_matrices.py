@@ -1,10 +1,9 @@
 """mma.sp, and mma.sync.m8n8k4 of f16: products of small integers, wherever they lie.
 
-Every element is a small integer, so that every sum is exact in whatever order, and every register
-of metadata holds what has a meaning, so that nothing has to be known of where a matrix lies in the
-lanes: a place that ptxemu takes from another lane or another bit shows in the results. Rows of A
-that keep elements in falling order, which the manual allows to mma.sp alone, are programs of their
-own.
+Every element is a small integer, so every sum is exact in any order. Every register of metadata
+holds a valid pattern. So the programs need not know where a matrix lies in the lanes: if ptxemu
+reads an element from another lane or another bit, the results show it. Rows of A that keep elements
+in falling order, which the manual allows for mma.sp alone, are separate programs.
 """
 
 from __future__ import annotations

@@ -56,9 +56,9 @@ class Timed:
     body: its PTX.
     nbytes: bytes of its buffer, at least one word per thread.
     words: additional words of parameters.
-    flush: bytes filled before each launch, not timed: the figure is the time beyond that of
-    an empty kernel.
-    ctas: CTAs of the grid; 0: one per SM; negative: that many per SM.
+    flush: bytes filled before each launch, not timed: the figure is the time beyond that of an
+    empty kernel.
+    ctas: CTAs of the grid; 0 for one per SM, a negative number for that many per SM.
     how: "stream", "graph", or "overlapped" (a graph whose launches need not wait for the one
     before).
     """

@@ -1,11 +1,13 @@
 """PTX text of a measuring kernel: roles of warps, each a timed loop, and what a launch needs.
 
 Bodies name registers as they like: `%r_x` and `%r7` are .b32, `%d_x` .b64, `%p_x` predicates; the
-text declares what it finds. Known to all bodies: %r_tid, %r_lane, %r_warp, %r_cta, %r_rank (of the
-CTA in its cluster), %r_ctas, %r_smem (dynamic shared memory), %d_mem (the buffer), %d_map (the
-tensor map), %r_tmem (allocated tensor memory), %r_count (rounds of the loop), %r_never (a value
-that no thread id has, of which the compiler does not know), %r_y and %r_z (opaque numbers that
-differ between lanes).
+text declares what it finds. All bodies may use:
+
+- %r_tid, %r_lane, %r_warp, %r_cta, %r_rank (of the CTA in its cluster), %r_ctas
+- %r_smem (dynamic shared memory), %d_mem (the buffer), %d_map (the tensor map)
+- %r_tmem (allocated tensor memory), %r_count (rounds of the loop)
+- %r_never (a value that no thread id has, unknown to the compiler)
+- %r_y and %r_z (opaque numbers that differ between lanes)
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ class Quantised:
     """Kind of a quantisation.
 
     scaling: source of the global scale; 'default' if unspecified.
-    choices: rows per token, sorted by expert; 0: the tokens in their original order."""
+    choices: rows per token, sorted by expert. If 0, the tokens keep their original order.
+    """
 
     fmt: str
     dtype: torch.dtype

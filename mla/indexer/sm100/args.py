@@ -1,8 +1,8 @@
-"""Bundles that travel between the kernel and its roles, boxes that TMA moves, and slots of the
-boxes (device code).
+"""Device code that the roles share: bundles of arguments, TMA boxes, and the slots of the boxes.
 
-A look into a block table takes longer than a tile. So a whole warp looks for several tiles at once:
-lane l for box l % boxes of visit l / boxes, and shuffles pass the slots on.
+Reading a block table takes longer than a tile. So a warp looks up the boxes of several tiles
+together: lane l looks up box l % boxes of the tile of visit l / boxes, and shuffles pass the slots
+on.
 """
 
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class Buffers:
 
 @dataclass(frozen=True)
 class Pipes:
-    """The edges of the plan as barriers."""
+    """Barriers of the plan's edges."""
 
     q: Event
     keys: Ring
@@ -72,12 +72,12 @@ class Scope:
 
 
 def key_box(plan: ScoresPlan) -> Box:
-    """Keys of a page, in bytes."""
+    """Return the box of keys of a page, in bytes."""
     return Box(plan.config.box, ROW_BYTES, Uint8)
 
 
 def query_box(plan: ScoresPlan) -> Box:
-    """A token, in bytes."""
+    """Return the box of one token's queries, in bytes."""
     return Box(plan.config.heads, ROW_BYTES, Uint8)
 
 
@@ -90,7 +90,7 @@ class BoxPlace:
 
 
 def visits(plan: ScoresPlan) -> int:
-    """Tiles that a warp looks up together."""
+    """Return the number of tiles that a warp looks up together."""
     return hw.WARP_THREADS // plan.config.boxes
 
 
@@ -114,6 +114,6 @@ def look_up(plan: ScoresPlan, scope: Scope, run: Run, tile: Int32) -> BoxPlace:
 
 @cute.jit
 def visits_left(plan: ScoresPlan, scope: Scope, run: Run, tile: Int32) -> Int32:
-    """Tiles from `tile` on, of those that are looked up together."""
+    """Return the number of tiles from `tile` on, at most as many as are looked up together."""
     left = (tiles_of(run) - tile + scope.share.ctas - 1) // scope.share.ctas
     return cutlass.min(left, Int32(visits(plan)))

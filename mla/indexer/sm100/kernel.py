@@ -36,7 +36,7 @@ from mla.indexer.sm100.roles.epilogue import Epilogue
 from mla.indexer.sm100.roles.load import Load, Scales
 from mla.indexer.sm100.roles.mma import Mma
 
-QUARTER = 32  # rows of an atom whose words are not beside each other
+QUARTER = 32  # rows of a quarter of an atom; the words of these rows are not adjacent
 
 
 class BlockScaledScores:
@@ -57,8 +57,14 @@ class BlockScaledScores:
         groups: Int32,
         stream: CUstream,
     ) -> None:
-        """operands: keys [slots, rows, 1, bytes] and queries [T, H, 1, bytes]. table:
-        `ScoresParams`. ctas: that share the tiles of keys. groups: of tokens."""
+        """Launch the kernel.
+
+        Args:
+            operands: keys [slots, rows, 1, bytes] and queries [T, H, 1, bytes].
+            table: `ScoresParams`.
+            ctas: number of CTAs that share the tiles of keys.
+            groups: number of groups of tokens.
+        """
         fetch, boxes = cpasync.CopyBulkTensorTileG2SOp(), (key_box(self.plan), query_box(self.plan))
         moved = (
             describe(fetch, reorder(tensor, ROWS_FIRST), box)
@@ -74,7 +80,7 @@ class BlockScaledScores:
 
     @cute.kernel
     def kernel(self, operands: Operands, table: DeviceTable) -> None:
-        """Grid (groups of tokens, CTAs that share tiles, 1)."""
+        """Run the roles on a grid of (groups of tokens, CTAs that share tiles, 1)."""
         plan, params = self.plan, table.unpack(ScoresParams)
         group, cta, _ = cute.arch.block_idx()
         _, ctas, _ = cute.arch.grid_dim()
@@ -107,7 +113,7 @@ class BlockScaledScores:
         )
         scope = Scope(operands, params, buffers, pipes, share)
 
-        if cta * KEYS < most_of(spans):  # otherwise no tile is this CTA's
+        if cta * KEYS < most_of(spans):  # otherwise this CTA has no tile
             self.play(scope, warp)
         order_before_signal()
         cute.arch.sync_threads()
@@ -116,7 +122,7 @@ class BlockScaledScores:
 
     @cute.jit
     def play(self, scope: Scope, warp: Int32) -> None:
-        """The role of a warp."""
+        """Run the role of a warp."""
         if warp <= self.epilogue.role.last_warp:
             self.epilogue.run(scope)
         elif warp == self.mma.role.first_warp:
@@ -130,7 +136,11 @@ class BlockScaledScores:
     def note_heads(
         self, params: ScoresParams, share: Share, weights: cute.Tensor, q_scales: cute.Pointer
     ) -> None:
-        """Weights and scale factors of every head of the CTA's tokens, for the tensor core too."""
+        """Write the weights and the scale factors of every head of the CTA's tokens to shared
+        memory.
+
+        The fence makes them visible to the tensor core.
+        """
         thread, _, _ = cute.arch.thread_idx()
         atom = cute.make_tensor(q_scales, cute.make_layout(ATOM_BYTES // SCALE_BYTES))
         if thread < ATOM_BYTES // SCALE_BYTES:
@@ -147,12 +157,12 @@ class BlockScaledScores:
             cute.arch.fence_proxy("async.shared", space="cta")
 
     def buffer(self, smem: cute.Pointer, name: str, dtype: type[cutlass.Numeric]) -> cute.Pointer:
-        """The plan's buffer, where the plan puts it."""
+        """Return the address of a buffer of the plan."""
         return buffer_at(self.plan.smem, smem, name, dtype)
 
     def tensor(
         self, smem: cute.Pointer, name: str, dtype: type[cutlass.Numeric], shape: tuple[int, int]
     ) -> cute.Tensor:
-        """A buffer, row by row."""
+        """Return a buffer as a row-major tensor."""
         layout = cute.make_layout(shape, stride=(shape[1], 1))
         return cute.make_tensor(self.buffer(smem, name, dtype), layout)

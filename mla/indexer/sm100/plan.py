@@ -1,10 +1,10 @@
 """Warps, barriers, shared memory and tensor memory of the block-scaled score kernel, as data.
 
-A product has the 128 keys of a tile as its M, the heads of all tokens of the CTA as its N, and all
-128 elements as its K: two MMAs. Queries, with their scale factors and weights, are loaded once, a
-ring brings keys. Scale factors are words of a row's four bytes; in shared memory they form an atom
-(`kernelkit.device.umma`), whose words are not in the order of rows: that is why TMA does not
-bring them. What frees a stage of keys frees its scale factors.
+A product has M = the 128 keys of a tile, N = the heads of all tokens of the CTA, and K = 128
+elements: two MMAs. Queries are loaded once, with their scale factors and weights; keys come through
+a ring. The scale factors of a row are one word of four bytes. In shared memory they form an atom
+(`kernelkit.device.umma`), whose words are not in the order of rows; TMA cannot write this order. A
+stage of keys and its scale factors are freed together.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from mla.indexer.formats import WIDTH
 from mla.indexer.scores_config import KEYS, BlockScaledConfig
 
 ROW_BYTES = WIDTH // 2
-SCALE_BYTES = 4  # of a row
+SCALE_BYTES = 4  # bytes of the scale factors of a row
 ATOM_BYTES = 512
 ATOM_COLUMNS = 4
 K_BLOCKS = 2  # MMAs of a product
-SCALES_OF_BLOCK = 2  # of a row
+SCALES_OF_BLOCK = 2  # scale factors of a row in one MMA
 STAGES = 8
-AHEAD = 3  # tiles whose scale factors are on their way
+AHEAD = 3  # tiles whose scale factors are in flight
 ACC_STAGES = 3
 TEAMS = 2
 BARRIER_BYTES = 384
-# Columns that a thread of the epilogue has at a time at most, by CTAs of an SM: so many registers
-# there are.
+# Largest number of columns that a thread of the epilogue holds at a time, by CTAs of an SM. The
+# registers of a thread set the limit.
 PARTS = {1: 64, 2: 32}
 
 ROLES = RolePlan(
@@ -58,7 +58,7 @@ class ScoresPlan:
 
     @property
     def part(self) -> int:
-        """Columns of a token that the epilogue has at a time."""
+        """Number of columns of a token that the epilogue holds at a time."""
         return min(self.config.heads, PARTS[self.ctas_per_sm])
 
     @cached_property
@@ -79,7 +79,7 @@ class ScoresPlan:
 
     @cached_property
     def tmem(self) -> TmemPlan:
-        """Accumulators, and the scale factors of one product."""
+        """Tensor memory of the accumulators and of the scale factors of one product."""
         n, scales = self.n, ACC_STAGES * self.n
         accumulators = (
             TmemRange(f"acc{stage}", stage * n, n, "accumulator, fp32")
@@ -114,7 +114,7 @@ class ScoresPlan:
         return EdgePlan(ROLES, (queries, keys, scales, acc))
 
     def check(self) -> None:
-        """Raise ValueError for what no CTA can hold."""
+        """Raise ValueError if the plan exceeds the limits of a CTA."""
         ROLES.check()
         self.edges.check()
         self.smem.check()
@@ -126,7 +126,7 @@ class ScoresPlan:
 
 
 def make_plan(config: BlockScaledConfig) -> ScoresPlan:
-    """The checked plan of a config."""
+    """Make and check the plan of a config."""
     plan = ScoresPlan(config)
     plan.check()
     return plan

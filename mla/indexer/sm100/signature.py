@@ -1,4 +1,4 @@
-"""What the host function of the block-scaled scores takes, and how it is found to be compiled."""
+"""Host function of the block-scaled scores for the compiler, with example arguments."""
 
 from typing import Any
 

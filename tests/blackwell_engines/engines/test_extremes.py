@@ -1,5 +1,6 @@
-"""What adapters of engines hand to the kernels, over the whole range of a layer's numbers: steps of
-decoding and of prompts over pages, beside the definition in fp64."""
+"""Arguments that adaptors of engines pass to the kernels, over the whole range of a layer's
+numbers: decoding and prompts over pages, compared with the definition in fp64.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def drawn(lengths, fields, pick):
 
 
 def step_of(case):
-    """All requests decode, or none does."""
+    """Build a step in which all requests decode, or none does."""
     options, alike = case.options(), max(case.q_lens) == 1
     starts = torch.tensor([0, *accumulate(case.q_lens)], dtype=torch.int32)
     return Step(
@@ -48,7 +49,7 @@ def step_of(case):
 
 
 def scores_of(case):
-    """Of a layer, as engines load it."""
+    """Scores of a layer, as engines load them."""
     options = case.options()
     given = {name: options.get(name) for name in ("sinks", "k_scale", "v_scale")}
     scale = 1 / math.sqrt(case.dims[0]) if case.scale is None else case.scale
@@ -78,6 +79,7 @@ def test_extremes(kind, number):
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf])
 def test_scales_that_no_checkpoint_means_are_refused(scale):
-    """The kernels take 0 and negative ones; in an engine they are scales that were not loaded."""
+    """The kernels accept 0 and negative scales; in an engine these mark scales that were not
+    loaded."""
     with pytest.raises(ValueError, match="expected a positive finite number"):
         cache_scales("layer 3", k_scale=1.0, v_scale=scale)

@@ -1,4 +1,4 @@
-"""What is compiled ahead is all that an engine's steps launch."""
+"""An engine's steps launch only kernels that were compiled ahead."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def sizes_of(shape: LayerShape, keys: int) -> Sizes:
 
 @pytest.fixture
 def listed(monkeypatch):
-    """Kernels are named, and none is compiled."""
+    """Record the keys of kernels instead of compiling them."""
     monkeypatch.setattr(warm, "warm", lambda keys, progress: list(dict.fromkeys(keys)))
 
 

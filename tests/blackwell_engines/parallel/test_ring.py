@@ -1,4 +1,4 @@
-"""Attention over shared sequences: who computes what, and that it is attention."""
+"""Attention over shared sequences: the parts of each rank, and that together they are attention."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHAPE = (2, 48, (4, 2), 64)  # entries, tokens of all ranks, heads, head dim
 
 
 def definition(q, k, v, causal):
-    """(O, LSE) in fp64; the last query stands at the last key."""
+    """(O, LSE) in fp64; the last query is at the position of the last key."""
     found = reference.definition(q, k, v, causal=causal)
     return found.o, found.lse
 
@@ -82,7 +82,7 @@ def test_what_does_not_come_out_even_is_refused():
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("world", [2, 4])
 def test_parts_are_merged_to_attention(world, causal):
-    """By the definition of each part, without kernels."""
+    """Each part is computed by the definition, without kernels."""
     q, k, v = (x.double() for x in tensors())
     split = [[own_tokens(x, rank, world) for x in (q, k, v)] for rank in range(world)]
     found = []

@@ -1,4 +1,6 @@
-"""What the plugin needs of SGLang 0.5.23, and a driver that uses it as the engine does."""
+"""Stand-ins for the parts of SGLang 0.5.23 that the plugin needs, and a driver that uses the plugin
+as the engine does.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,14 @@ import torch
 
 from tests.blackwell_engines.requests import LayerShape, Request, packed
 
-# ---- What the plugin needs of SGLang 0.5.23, in a few lines: the base class, pools, the registry
+# ---- Stand-ins for SGLang 0.5.23, in a few lines: the base class, pools, the registry
 
 BACKENDS: dict[str, Any] = {}
 CHOICES = ["triton"]
 
 
 class AttentionBackend:
-    """With what the engine's own does of a forward."""
+    """The part of SGLang's base class that a forward needs."""
 
     def forward(self, q: Any, k: Any, v: Any, layer: Any, batch: Any, **kwargs: Any) -> Any:
         if batch.forward_mode.is_decode():
@@ -54,7 +56,8 @@ class KVWriteLoc:
 
 class Pool:
     """Slots of K and V of layer 0, NaN at first, which the engine writes itself. With windowed
-    slots, layer 1 has a window and fewer slots, which `full_to_swa_index_mapping` names."""
+    slots, layer 1 has a window and fewer slots, to which `full_to_swa_index_mapping` maps.
+    """
 
     def __init__(
         self, shape: LayerShape, slots: int, windowed: int = 0, device: str = "cpu"
@@ -100,7 +103,7 @@ def layer_of(shape: LayerShape, layer_id: int = 0, **changes: Any) -> SimpleName
 
 
 def modules() -> dict[str, ModuleType]:
-    """By the names under which the plugin imports them."""
+    """Map the names under which the plugin imports modules to stand-ins."""
 
     def register_attention_backend(name: str) -> Any:
         return lambda made: BACKENDS.setdefault(name, made)
@@ -126,15 +129,15 @@ def modules() -> dict[str, ModuleType]:
 # ---- A driver that does what SGLang does with an attention backend, step by step, for one or two
 # layers
 #
-# Slots are taken from a pool page by page, in no order, and given back; `req_to_token` says which a
-# request has; prompts may find a prefix in the pool; a graph's step is filled as it would be within
-# the graph. Whatever nobody wrote is NaN.
+# Slots are taken from a pool page by page, in random order, and given back; `req_to_token` holds
+# the slots of each request. Prompts may find a prefix in the pool. A step in a graph is filled as
+# it would be within the graph. Memory that was never written is NaN.
 
 ROWS, POSITIONS, SLOTS, WINDOWED = 5, 128, 256, 128
 
 
 class Engine:
-    """windowed: a second layer, with a window and a pool of its own."""
+    """Driver. windowed: adds a second layer, which has a window and its own pool."""
 
     def __init__(
         self,
@@ -150,7 +153,7 @@ class Engine:
         self.pool = Pool(shape, SLOTS, WINDOWED if windowed else 0, device)
         self.req_to_token = torch.zeros((ROWS, POSITIONS), dtype=torch.int32, device=device)
         pick = random.Random(page_size)
-        # Page 0 is what rows of padding write to.
+        # Rows of padding write to page 0.
         self.free, self.free_windowed = (
             pick.sample(pages, len(pages))
             for pages in (range(1, n // page_size) for n in (SLOTS, WINDOWED))
@@ -170,7 +173,9 @@ class Engine:
         self.requests: dict[int, Request] = {}
 
     def admit(self, name: int, length: int, prefix_of: int | None = None, prefix: int = 0) -> None:
-        """A request of row `name` whose first tokens another one has in the pool."""
+        """Admit a request in row `name`; with `prefix_of`, its first tokens are already in the
+        pool.
+        """
         request = self.requests[name] = Request(name, self.shape, length)
         if prefix_of is not None:
             other = self.requests[prefix_of]
@@ -179,7 +184,7 @@ class Engine:
             self.req_to_token[name, :prefix] = self.req_to_token[prefix_of, :prefix]
 
     def retract(self, name: int) -> None:
-        """Its slots are others'; it will begin again."""
+        """Give the request's slots back to the pool; it will start again."""
         request, size = self.requests[name], self.page_size
         slots = self.req_to_token[name, : request.done : size]
         self.free += (slots // size).tolist()
@@ -202,7 +207,7 @@ class Engine:
             self.req_to_token[request.name, position] = page + position % size
 
     def forward_batch(self, plan: dict[int, int], mode: ForwardMode) -> SimpleNamespace:
-        """With the fields that the plugin reads."""
+        """Build a batch with the fields that the plugin reads."""
         order, new = [self.requests[name] for name in plan], [*plan.values()]
         for request, count in zip(order, new, strict=True):
             self._allocate(request, count)
@@ -221,7 +226,7 @@ class Engine:
         )  # fmt: skip
 
     def step(self, plan: dict[int, int], *, mode: str = "EXTEND", graph: bool = False) -> None:
-        """Run it, and judge every new token of every layer."""
+        """Run a step, and judge every new token of every layer."""
         batch = self.forward_batch(plan, ForwardMode[mode])
         if graph:
             self.backend.init_forward_metadata_out_graph(batch)
@@ -251,7 +256,7 @@ class Engine:
                 self._give_back(request)
 
     def _give_back(self, request: Request) -> None:
-        """Slots that no window will see again: they hold NaN, and the mapping names none."""
+        """Free slots that no window will see again: they become NaN, and the mapping drops them."""
         size, mapping = self.page_size, self.pool.full_to_swa_index_mapping
         last = max(request.done - (self.shape.window or 0) - 1, 0) // size * size
         for page in self.req_to_token[request.name, :last:size].tolist():

@@ -1,4 +1,4 @@
-"""The plugin under a driver: steps of an engine, each request beside attention's definition."""
+"""The plugin under a driver: steps of an engine, each request compared with the definition."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHAPES = requests.SHAPES | {
 
 
 def serve(engine: Engine) -> None:
-    """Prompts whole and in pieces, decoding, both in a batch, a shared prefix, a retraction."""
+    """Run whole prompts and pieces, decoding, mixed batches, a shared prefix, a retraction."""
     engine.admit(1, 60)
     engine.admit(2, 40)
     engine.step({1: 20, 2: 17})

@@ -1,4 +1,6 @@
-"""What the plugin tells SGLang, what it refuses, and what a captured graph holds."""
+"""Values that the plugin reports to SGLang, cases that it refuses, and contents of a captured
+graph.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,9 @@ def test_layers_that_are_refused(changes, match, plugin, engines_by_definition):
 
 
 def test_an_fp8_layer_without_scales_is_named(plugin, engines_by_definition):
-    """Without any 1.0 is used, with a warning; what engines have for a missing one is refused."""
+    """A layer without scales uses 1.0, with a warning; SGLang's values for a missing scale are
+    refused.
+    """
     for scales in ((-1.0, 0.5), (0.5, float("nan"))):
         engine = Engine(plugin, LayerShape(head_dim=128, kv_dtype=E4M3, scales=scales))
         engine.admit(1, 9)
@@ -139,7 +143,7 @@ def test_buffers_that_are_refused():
 
 
 def test_a_graph_fills_the_tables_that_its_batch_reads(plugin):
-    """Of the same memory at each step, by operations on the device alone."""
+    """The tables are the same memory at each step, filled by operations on the device alone."""
     engine = Engine(plugin, LayerShape(), page_size=2)
     engine.admit(1, 9)
     engine.admit(2, 9)

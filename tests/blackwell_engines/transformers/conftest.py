@@ -19,8 +19,9 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 
 def _defined(definition: Callable, operator: Any, fields_of: Callable, calls: list) -> Callable:
-    """What a public function would return, in fp64; its arguments are refused where it would, and
-    noted."""
+    """Replace a public function by its definition in fp64, which checks the arguments and records
+    the call.
+    """
 
     def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
         fields = fields_of(*(tensor.bfloat16() for tensor in (q, k, v)), dict(options))
@@ -34,8 +35,9 @@ def _defined(definition: Callable, operator: Any, fields_of: Callable, calls: li
 
 @pytest.fixture
 def by_definition(monkeypatch: pytest.MonkeyPatch) -> list:
-    """Models in float32 are then exact to six digits. Returns the calls: (name, queries of an
-    entry)."""
+    """Replace attention by its definition: models in float32 are then exact to six digits. Returns
+    the calls: (name, queries of an entry).
+    """
     from blackwell_engines.transformers import attention, register
 
     register()

@@ -1,4 +1,4 @@
-"""Tiny models of transformers with random weights, what one says of a batch, and greedy tokens."""
+"""Tiny models of transformers with random weights, their logits of a batch, and greedy tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZES = {
 }  # fmt: skip
 WINDOW = 8
 HYBRID = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
-# name -> (classes of a config and a model, what its config has besides)
+# name -> (class of config and model, additional options of its config)
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "mistral": ("Mistral", {"sliding_window": WINDOW}),
@@ -36,8 +36,9 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def tiny(name: str, dtype: torch.dtype, **sizes: Any) -> Any:
-    """A model of random weights, the same for each dtype but for rounding to bf16; sinks and norms
-    that models begin with as constants are random as well."""
+    """Make a model of random weights, equal in all dtypes up to rounding to bf16. Sinks and norms,
+    which models initialise with constants, are random as well.
+    """
     family, own = (MODELS | MIXTURES)[name]
     kind = f"{family}Text" if family == "Gemma3" else family
     config = getattr(transformers, f"{kind}Config")(**{**SIZES, **own, **sizes})
@@ -57,7 +58,9 @@ def prompt(batch: int, tokens: int) -> torch.Tensor:
 
 
 def padding(batch: int, tokens: int, side: str) -> torch.Tensor | None:
-    """int64 [batch, tokens], 0 for pads: entry b has 3 b of them on the side, None for none."""
+    """int64 [batch, tokens], 0 for pads: entry b has 3 b pads on `side`; None if there is no
+    side.
+    """
     if not side:
         return None
     places = torch.arange(tokens).expand(batch, tokens)
@@ -71,8 +74,9 @@ Given = tuple[torch.Tensor, torch.Tensor | None]  # token ids and padding
 
 
 def decisive(exact: Any, sizes: tuple[int, int], side: str = "") -> Given:
-    """Prompts [batch, tokens] after which no two largest logits of a model in fp32 are close: of
-    many, those where they are furthest apart. Roundings then do not decide which token is next."""
+    """Choose prompts [batch, tokens] whose next token does not depend on rounding: of many, those
+    for which the two largest logits of a model in fp32 are furthest apart.
+    """
     (batch, tokens), mask = sizes, padding(*sizes, side)
     ids, masks = prompt(batch * TRIES, tokens), None
     if mask is not None:
@@ -86,14 +90,14 @@ def decisive(exact: Any, sizes: tuple[int, int], side: str = "") -> Given:
 
 
 def generated(model: Any, given: Given, **how: Any) -> Any:
-    """What `generate` returns, greedily, with a static cache unless told otherwise."""
+    """Return the greedy result of `generate`, by default with a static cache."""
     ids, mask = given
     how = {"cache_implementation": "static", "max_new_tokens": NEW, "do_sample": False} | how
     return model.generate(ids, attention_mask=mask, **how)
 
 
 def on_any_device() -> CompileConfig:
-    """`generate` then compiles decoding without a GPU as well, as one graph."""
+    """Config with which `generate` compiles decoding without a GPU as well, as one graph."""
     config = CompileConfig(backend="eager", fullgraph=True, mode=None)
     config._compile_all_devices = True
     return config

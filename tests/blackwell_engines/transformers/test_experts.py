@@ -1,4 +1,4 @@
-"""Experts of models: how they are packed, what they compute, and what is refused."""
+"""Experts of models: how they are packed, what they compute, and which are refused."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def halves(experts):
 
 @torch.no_grad()
 def on_grid(name, dtype):
-    """A model whose experts have values that mxfp4 holds, as those of gpt-oss are."""
+    """A model whose experts hold values of mxfp4, as gpt-oss does."""
     model = tiny(name, dtype)
     for experts in experts_of(model):
         w13, w2 = unpack(pack(*halves(experts), "mxfp4"), dtype)
@@ -85,7 +85,7 @@ def test_what_a_packed_model_holds(keep):
 
 
 def changed_experts(**facts):
-    """A copy, so that the class is what it was."""
+    """A changed copy, so that the class stays as it was."""
     experts = copy.deepcopy(experts_of(tiny("qwen3-moe", torch.bfloat16))[0])
     for name, value in facts.items():
         setattr(experts, name, value)
@@ -137,7 +137,7 @@ def test_experts_that_are_not_packed():
 
 @pytest.mark.parametrize("name", MIXTURES)
 def test_logits(name, poisoned_outputs):
-    """Of two models that differ by what computes their experts."""
+    """Logits of two models that differ only in the implementation of their experts agree."""
 
     def logits_of(model, experts):
         model.set_experts_implementation(experts)
@@ -153,7 +153,7 @@ def test_logits(name, poisoned_outputs):
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_generate(compiled, poisoned_outputs):
-    """Attention and experts of gpt-oss by kernels, and eager's own."""
+    """Kernels compute attention and experts of gpt-oss; the tokens are those of eager."""
     given = decisive(on_grid("gpt-oss", torch.float32), (2, 11))
     model = on_grid("gpt-oss", torch.bfloat16)
     model.set_attn_implementation("eager")

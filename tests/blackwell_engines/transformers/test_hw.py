@@ -1,4 +1,5 @@
-"""On a GPU: tiny models in bf16 beside their own attention, and decoding as `generate` compiles it.
+"""On a GPU: tiny models in bf16 compared with their own attention, and decoding as `generate`
+compiles it.
 
 `python -m pytest --hw -m hw tests/blackwell_engines/transformers/test_hw.py`
 """
@@ -54,7 +55,7 @@ def test_logits(name, side):
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
 @pytest.mark.parametrize("name", MODELS)
 def test_generate(name, kind, side):
-    """With a static cache decoding is compiled, by inductor, into CUDA graphs."""
+    """Inductor compiles decoding with a static cache into CUDA graphs."""
     given = on_device(decisive(tiny(name, torch.float32), SIZES, side))
     model, found = tiny(name, torch.bfloat16).to(DEVICE), {}
     for attention in ("eager", NAME):

@@ -1,7 +1,8 @@
 """Models in bf16 on the kernels themselves, which run in the emulator.
 
-Logits may be wrong by what the model's own attention is wrong by on the same inputs, twice that and
-an ulp, beside the same weights in fp32; `generate` gives the tokens of the model's own.
+Logits are compared with those of the same weights in fp32. Their error may be twice that of the
+model's own attention on the same inputs, plus an ulp; `generate` gives the same tokens as the
+model's own attention.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def test_a_compiled_forward(name, fullgraph, side):
 @pytest.mark.parametrize("side", ["", "left"])
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_generate_compiles_decoding(name, side):
-    """As it does on a GPU with a static cache: one graph, to which masks come as arguments."""
+    """Decoding is one graph, as on a GPU with a static cache; masks come as arguments."""
     model, given = tiny(name, torch.bfloat16), decisive(tiny(name, torch.float32), SIZES, side)
     model.set_attn_implementation(NAME)
     plain = generated(model, given)

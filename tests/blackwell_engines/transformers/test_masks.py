@@ -1,4 +1,6 @@
-"""What queries see is what transformers' own mask shows; what cannot be said is refused."""
+"""Queries see exactly the keys of transformers' own mask; a mask that cannot be expressed is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ FORWARDS = {
 
 
 def shown(sight):
-    """bool [batch, queries, keys], by the words of `Sight`."""
+    """bool [batch, queries, keys], by the definition of `Sight`."""
     start, end, first = (
         torch.full((sight.batch,), default) if table is None else table
         for table, default in (
@@ -115,7 +117,8 @@ def test_other_functions_are_refused(function):
 
 
 def test_a_window_of_one_side_is_refused():
-    """Of kernels a row without a right edge sees the block of queries, and no key behind it."""
+    """A row without a right edge sees all keys up to the block of queries in kernels, none after
+    it."""
     function = masking_utils.sliding_window_overlay(4)
     assert sides_of(function) == (3, None)
     with pytest.raises(NotImplementedError, match="window of 4 keys to the left"):
@@ -140,7 +143,7 @@ def test_padding_that_knows_nothing_of_the_cache_is_refused():
         keys_in_sight(2, 1, 8, 11, 4, attention_mask=torch.ones(2, 1, dtype=torch.bool))
 
 
-# ---- what a layer refuses
+# ---- arguments that a layer refuses
 
 
 def call(mask=None, queries=3, keys=7, **options):

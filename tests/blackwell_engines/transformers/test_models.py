@@ -1,5 +1,5 @@
-"""Whole models: attention by its definition in fp64 gives what the model's own gives, to six
-digits, with every cache and padding; so positions, windows, sinks and lengths are right.
+"""Whole models: attention by its definition in fp64 gives the results of the model's own attention
+to six digits, with every cache and padding; so positions, windows, sinks and lengths are right.
 
 `test_kernels.py` runs the kernels.
 """
@@ -16,19 +16,19 @@ from transformers import DynamicCache, StaticCache
 from blackwell_engines.transformers import NAME
 from tests.blackwell_engines.transformers.models import MODELS, SIZES, WINDOW, padding, prompt, tiny
 
-DIGITS = 2e-5  # the softmax of most models is in fp32; a key too many makes a difference of 1e-2
+DIGITS = 2e-5  # the softmax of most models is in fp32; one key too many changes results by 1e-2
 BATCH, TOKENS, ROOM = 3, 3 * WINDOW + 3, 40
 
 
 def made_cache(model, kind):
-    """With layers of the model's own kinds; None where nothing is kept."""
+    """Make a cache with the model's own kinds of layers; None if nothing is cached."""
     if kind == "static":
         return StaticCache(config=model.config, max_cache_len=ROOM)
     return DynamicCache(config=model.config) if kind == "dynamic" else None
 
 
 def logits_of(model, attention, ids, mask, cuts=(), kind=""):
-    """Of all tokens, given in turn: up to each cut, and the rest."""
+    """Return the logits of all tokens, which are passed in pieces that end at `cuts`."""
     model.set_attn_implementation(attention)
     cache, found = made_cache(model, kind), []
     edges = [0, *cuts, ids.shape[1]]
@@ -56,7 +56,7 @@ def test_prefill(by_definition, name, side):
     assert {name for name, _ in by_definition} == {"attention"}
 
 
-# Pieces of 5, 5, 1, 3 and 13 tokens: the second one ends behind the end of a window.
+# Pieces of 5, 5, 1, 3 and 13 tokens: the second one ends after the end of a window.
 CUTS = (5, WINDOW + 2, WINDOW + 3, WINDOW + 6)
 
 
@@ -64,7 +64,7 @@ CUTS = (5, WINDOW + 2, WINDOW + 3, WINDOW + 6)
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
 @pytest.mark.parametrize("name", MODELS)
 def test_pieces_of_a_prompt(by_definition, name, kind, side):
-    """What was computed before comes from the cache, whose unused slots no query sees."""
+    """Keys of earlier pieces come from the cache; no query sees its unused slots."""
     assert_same(tiny(name, torch.float32), padding(BATCH, TOKENS, side), cuts=CUTS, kind=kind)
     queries = {count for name, count in by_definition if name == "decode"}
     if not side:
@@ -92,7 +92,7 @@ def test_generate(by_definition, name, kind, side):
 @pytest.mark.parametrize("how", [{"num_beams": 3}, {"prompt_lookup_num_tokens": 3}], ids=str)
 @pytest.mark.parametrize("name", ["llama", "gpt-oss"])
 def test_other_ways_to_generate(by_definition, name, how):
-    """Beams reorder the cache; tokens that a look-up proposes are several new ones at once."""
+    """Beams reorder the cache; prompt lookup proposes several new tokens at once."""
     model, ids, mask = tiny(name, torch.float32), prompt(2, TOKENS), None
     if "num_beams" in how:
         mask = padding(2, TOKENS, "left")
@@ -119,7 +119,7 @@ ENCODERS = {
 @pytest.mark.parametrize("side", ["", "left", "right"])
 @pytest.mark.parametrize("name", ENCODERS)
 def test_encoders(by_definition, name, side):
-    """Tokens see those behind them, too; a window of ModernBERT has two sides."""
+    """Tokens see later ones, too; a window of ModernBERT has two sides."""
     sizes = {name: SIZES[name] for name in ("vocab_size", "intermediate_size", "initializer_range")}
     config = {"hidden_size": 128, "num_attention_heads": 2, "num_hidden_layers": 2, **sizes}
     kind = getattr(transformers, f"{name}Config")

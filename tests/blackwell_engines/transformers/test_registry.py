@@ -1,4 +1,4 @@
-"""`register`: what transformers then knows, and that nothing is imported before."""
+"""`register`: the names that transformers then has; nothing is imported before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the plugin needs of vLLM 0.33.0, and a driver that uses it as the engine does."""
+"""Stand-ins for the parts of vLLM 0.33.0 that the plugin needs, and a driver that uses the plugin
+as the engine does.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,13 @@ import torch
 
 from tests.blackwell_engines.requests import NOWHERE, LayerShape, Request, packed
 
-# ---- What the plugin needs of vLLM 0.33.0, in a few lines: base classes, metadata, the registry
+# ---- Stand-ins for vLLM 0.33.0, in a few lines: base classes, metadata, the registry
 
 T = TypeVar("T")
 
 
 class AttentionBackend:
-    """With the methods that the plugin inherits."""
+    """The methods that the plugin inherits."""
 
     forward_includes_kv_cache_update = True
 
@@ -42,7 +44,7 @@ class AttentionImpl(Generic[T]):
 
 
 class AttentionMetadataBuilder(Generic[T]):
-    """With what the engine's own does for drafts of tokens."""
+    """The part of vLLM's class that handles drafts of tokens."""
 
     reorder_batch_threshold = None
 
@@ -83,12 +85,12 @@ class AttentionBackendEnum(Enum, metaclass=_Named):
 
 
 def register_backend(name: str, path: str) -> None:
-    """As for a name that is new."""
+    """Register a backend under a new name."""
     AttentionBackendEnum.register(name, path)
 
 
 def modules() -> dict[str, ModuleType]:
-    """By the names under which the plugin imports them."""
+    """Map the names under which the plugin imports modules to stand-ins."""
     names = ("vllm", "vllm.v1", "vllm.v1.attention", "vllm.v1.attention.backends")
     found = {name: ModuleType(name) for name in names}
     backend = ModuleType("vllm.v1.attention.backend")
@@ -103,12 +105,13 @@ def modules() -> dict[str, ModuleType]:
 
 # ---- A driver that does what vLLM does with an attention backend, step by step, for one layer
 #
-# Blocks are taken from a pool in no order and given back; tokens of a step lie behind each other,
-# those of requests with few new ones first; tables and slots are made as vLLM makes them; the cache
-# is written by `do_kv_cache_update` and read by `forward`. Whatever nobody wrote is NaN.
+# Blocks are taken from a pool in random order and given back. The tokens of a step are
+# concatenated, those of requests with few new tokens first. Tables and slots are made as vLLM makes
+# them; the cache is written by `do_kv_cache_update` and read by `forward`. Memory that was never
+# written is NaN.
 
 WIDTH = 6  # columns of a block table
-STRIDES = {  # of [B, H, N, C], by the order of memory
+STRIDES = {  # of [B, H, N, C], by layout in memory
     "LBHNC": (0, 1, 2, 3),
     "LBNHC": (0, 2, 1, 3),
     "LHBNC": (1, 0, 2, 3),
@@ -116,7 +119,7 @@ STRIDES = {  # of [B, H, N, C], by the order of memory
 
 
 def cache_of(shape: LayerShape, blocks: int, block_size: int, layout: str) -> torch.Tensor:
-    """[blocks, kv_heads, block_size, 2 head_dim] in that order of memory, NaN."""
+    """[blocks, kv_heads, block_size, 2 head_dim] with this layout in memory, filled with NaN."""
     sizes = (blocks, shape.kv_heads, block_size, 2 * shape.head_dim)
     order = STRIDES[layout]
     if shape.kv_dtype is not None:
@@ -127,7 +130,7 @@ def cache_of(shape: LayerShape, blocks: int, block_size: int, layout: str) -> to
 
 
 class Engine:
-    """One layer of `shape`; drafts: tokens that a decoded request may have beside its newest."""
+    """Driver with one layer of `shape`. drafts: draft tokens that a decoding request may have."""
 
     def __init__(
         self,
@@ -163,11 +166,11 @@ class Engine:
         self.requests: dict[int, Request] = {}
 
     def admit(self, name: int, length: int) -> None:
-        """A request that will have so many tokens."""
+        """Admit a request that will have `length` tokens."""
         self.requests[name] = Request(name, self.shape, length)
 
     def preempt(self, name: int) -> None:
-        """Its blocks are others'; it will begin again."""
+        """Give the request's blocks back to the pool; it will start again."""
         request = self.requests[name]
         self.free += request.pages
         request.pages, request.done = [], 0
@@ -175,7 +178,11 @@ class Engine:
     def metadata(
         self, plan: dict[int, int], padded_requests: int = 0
     ) -> tuple[CommonAttentionMetadata, list[Request]]:
-        """Of a step with so many new tokens of each; padded: requests of a captured graph."""
+        """Build the metadata of a step.
+
+        plan: number of new tokens by request.
+        padded_requests: number of requests of a captured graph.
+        """
         size, order = self.block_size, [self.requests[name] for name in plan]
         count = max(len(plan), padded_requests)
         table = torch.full((count, WIDTH), NOWHERE, dtype=torch.int32)
@@ -204,8 +211,9 @@ class Engine:
         ), order
 
     def step(self, plan: dict[int, int], padded_requests: int = 0, beside: int = 3) -> None:
-        """Run it, and judge every new token; beside: rows of the model's tensors that are no
-        token's."""
+        """Run a step, and judge every new token. beside: rows of the model's tensors that belong to
+        no token.
+        """
         common, order = self.metadata(plan, padded_requests)
         rows = common.num_actual_tokens + beside
         new = [slice(r.done, r.done + n) for r, n in zip(order, plan.values(), strict=True)]

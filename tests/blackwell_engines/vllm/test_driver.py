@@ -1,4 +1,4 @@
-"""The plugin under a driver: steps of an engine, each request beside attention's definition."""
+"""The plugin under a driver: steps of an engine, each request compared with the definition."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ SHAPES = requests.SHAPES | {"head-dim-96": LayerShape(head_dim=96)}
 
 
 def serve(engine: Engine) -> None:
-    """Pieces of prompts, decoding, both in a step, a preemption, and a request that comes late."""
+    """Run pieces of prompts, decoding, both in a step, a preemption, and a request that comes
+    late.
+    """
     for name, length in ((1, 60), (2, 40), (3, 90)):
         engine.admit(name, length)
     engine.step({1: 20})
@@ -50,7 +52,7 @@ def test_drafts_are_decoded_together(plugin, engines_by_definition):
 
 
 def test_rows_of_padding_of_a_graph(plugin, engines_by_definition):
-    """A captured batch of four has two requests: the others see nothing, and write nothing."""
+    """A captured batch of four has two requests: the other rows read and write nothing."""
     engine = Engine(plugin, SHAPES["plain"])
     for name in (1, 2):
         engine.admit(name, 60)

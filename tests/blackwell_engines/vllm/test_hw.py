@@ -1,4 +1,5 @@
-"""On a GPU: the driver's steps, and a captured step that is repeated with what the engine wrote.
+"""On a GPU: the driver's steps, and a captured step that is replayed with new contents from the
+engine.
 
 `python -m pytest --hw -m hw tests/blackwell_engines/vllm/test_hw.py`
 """

@@ -1,4 +1,6 @@
-"""What the plugin tells vLLM, and what it refuses; graphs: nothing is read from the device."""
+"""Values that the plugin reports to vLLM, cases that it refuses; in a graph nothing reads from the
+device.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,7 @@ def test_steps_that_are_refused(plugin):
 
 @pytest.mark.parametrize("scale", [-1.0, 0.0, float("nan"), float("inf")])
 def test_an_fp8_layer_without_scales_is_named(scale, plugin):
-    """-1.0 is what the engine has where the checkpoint sets none; nothing is written or read."""
+    """The engine has -1.0 if the checkpoint sets no scale; then nothing is written or read."""
     engine = Engine(plugin, LayerShape(kv_dtype=torch.float8_e4m3fn, scales=(0.5, scale)))
     engine.layer.layer_name = "model.layers.3.self_attn.attn"
     rows, before = torch.ones(5, 2, 64).bfloat16(), engine.cache.clone()
@@ -136,7 +138,7 @@ def test_pages_are_views():
 
 
 def test_what_is_decoded_reads_the_engines_own_tensors(plugin):
-    """A captured graph reads at the next step what the engine wrote where it always does."""
+    """A captured graph's next replay reads what the engine wrote to its usual buffers."""
     engine = Engine(plugin, LayerShape())
     for name in (1, 2):
         engine.admit(name, 10)
@@ -150,7 +152,7 @@ def test_what_is_decoded_reads_the_engines_own_tensors(plugin):
 
 
 class _OnDevice(torch.Tensor):
-    """A tensor of which the host may look at nothing but its layout."""
+    """A tensor that raises if the host reads its contents; its layout may be read."""
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):

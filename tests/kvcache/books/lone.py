@@ -1,4 +1,4 @@
-"""One cache and what happens in it, step by step, for tests that say what should happen."""
+"""Helpers that drive one cache step by step, for tests with expected results."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from lab.soak.small_caches import CASES, Case
 
 
 def cache(name: str, **changes: object) -> Driver:
-    """The cache of a case with some of its fields changed."""
+    """Return the driver of a case with some fields changed."""
     return Driver(replace(CASES[name], **changes))
 
 
 def tokens(count: int, variety: int = 0) -> list[int]:
-    """Token ids, others for another `variety`."""
+    """Token ids, different for each `variety`."""
     return [(i * i + 3 * i) % 97 + 1000 * variety for i in range(count)]
 
 
 def admitted(driver: Driver, prompt: Sequence[int], salt: bytes = b"") -> Live:
-    """A request that has to find room."""
+    """Admit a request, which has to find room."""
     (live,) = driver.admit_prompt(list(prompt), salt)
     driver.verify([live])
     return live
 
 
 def appended(driver: Driver, live: Live, new: Sequence[int], chunk: int = 1 << 20) -> None:
-    """Tokens in chunks, each compared; none jumps over a checkpoint."""
+    """Append tokens in chunks, each compared; no chunk passes over a checkpoint."""
     new = list(new)
     while new:
         room = driver.manager.room(live.request, min(chunk, len(new)))
@@ -37,25 +37,25 @@ def appended(driver: Driver, live: Live, new: Sequence[int], chunk: int = 1 << 2
 
 
 def served(driver: Driver, prompt: Sequence[int], chunk: int = 1 << 20, salt: bytes = b"") -> Live:
-    """A request with all of its prompt."""
+    """Admit a request and append all of its prompt."""
     live = admitted(driver, prompt, salt)
     appended(driver, live, prompt[live.request.length :], chunk)
     return live
 
 
 def freed(driver: Driver, live: Live) -> None:
-    """The end of a request."""
+    """Free a request."""
     driver.free(driver.live.index(live))
     driver.verify()
 
 
 def image(driver: Driver, live: Live) -> dict[str, bytes]:
-    """All that it needs, as it is in the pools."""
+    """All bytes that a request needs, as they are in the pools."""
     return driver.machine.image(live.holder)
 
 
 def case_names(*, deferred: bool = False, state: bool | None = None) -> list[str]:
-    """Cases to choose from."""
+    """Names of the cases with these properties."""
 
     def chosen(case: Case) -> bool:
         return case.deferred == deferred and state in (None, case.layout.has_state)

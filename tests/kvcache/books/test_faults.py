@@ -1,5 +1,6 @@
-"""What can go wrong: a named exception with the request and the limit, nothing lost, and the next
-request is served."""
+"""Faults: each raises an exception that names request and limit, nothing is lost, and the next
+request is served.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ from lab.soak.small_caches import PLAIN, SPARSE
 from lab.soak.wrong_types import books_of
 from tests.kvcache.books.lone import admitted, appended, cache, case_names, freed, served, tokens
 
-KINDS, CALLS = 7, 7  # of misuse, and of calls that take a request
+KINDS, CALLS = 7, 7  # of misuse, and of calls that have a request
 
 
 def _fails(driver, error, call, *parts):
-    """The exception, after which nothing has changed."""
+    """Check that `call` raises, and changes nothing; return the exception."""
     driver.verify()
     before = driver.ledger.snapshot(driver.live)
     with pytest.raises(error) as caught:
@@ -65,7 +66,8 @@ def test_states_run_out(name):
     ):
         error = _fails(driver, PoolExhausted, call, "late", "needs 1 of states", "0 are free")
         assert error.request == "late"
-    # One in the host tier has none, so another can come, and then it cannot come back.
+    # A request in the host tier holds no slot, so another can be admitted; then the first cannot
+    # return.
     driver.offload(0)
     third = served(driver, tokens(9, 2))
     _fails(driver, PoolExhausted, lambda: driver.manager.fetch(first.request), first.request.name)
@@ -99,8 +101,8 @@ def test_the_host_tier_is_full(name):
 
 @pytest.mark.parametrize("name", case_names())
 def test_every_misuse_of_every_call_is_refused(name):
-    """Handles of requests that are freed, in the host tier, or of another manager, too many tokens
-    and arguments without sense: `lab.soak.wrong_types` says which."""
+    """Misuses are handles of requests that are freed, in the host tier, or of another manager, too
+    many tokens, and senseless arguments; see `lab.soak.wrong_types`."""
     driver = cache(name)
     served(driver, tokens(9))
     gone, other = served(driver, tokens(9, 1)), served(driver, tokens(9, 2))
@@ -119,8 +121,8 @@ def test_every_misuse_of_every_call_is_refused(name):
 
 @pytest.mark.parametrize("name", [*case_names(), *case_names(deferred=True)])
 def test_every_call_with_a_wrong_type_leaves_the_books_as_they_were(name):
-    """Some hundred calls, with a request at hand, one in the host tier, works under way; they name
-    what is wrong."""
+    """Some hundred calls, with one request at hand, one in the host tier, and work in flight;
+    errors name what is wrong."""
     driver = cache(name)
     served(driver, tokens(9))
     request = served(driver, tokens(9, 1)).request
@@ -136,7 +138,7 @@ def test_every_call_with_a_wrong_type_leaves_the_books_as_they_were(name):
 
 
 def test_the_books_are_seen_to_change():
-    """What `books_of` compares holds every book."""
+    """`books_of` covers every internal table."""
     manager = Manager(SPARSE, Sizes(8, 3, 2), policy=Policy(every=1), keep_events=True)
     states = [books_of(manager)]
     request = manager.admit("one", tokens(9)).request
@@ -167,7 +169,7 @@ def test_a_fork_bomb_ends_at_the_limit(name):
         assert (error.pool, error.request) == ("states", f"twin {twins}")  # noqa: PT017
     assert twins == (5 if driver.layout.has_state else 50)
     requests = list(manager.requests)
-    # Each of them wants its own copy of the last block; all but one have nothing to write to.
+    # Each needs its own copy of the last block; all but one find no free slot.
     with pytest.raises(PoolExhausted) as error:
         manager.append({request: tokens(4 * size, 3) for request in requests})
     assert error.value.request in {request.name for request in requests}
@@ -177,7 +179,7 @@ def test_a_fork_bomb_ends_at_the_limit(name):
     driver.live.clear()
     while driver.machine.in_flight:
         driver.over(0)
-    for ticket in list(manager._tickets._events):  # works of the forks, which nobody executed
+    for ticket in list(manager._tickets._events):  # works of the forks, which were never executed
         manager._tickets.issued(ticket, None)
     served(driver, tokens(11 * size, 5))
     driver.machine.in_flight[-1].event.over = True
@@ -199,7 +201,7 @@ def test_an_abort_in_flight_holds_slots_until_the_work_is_over(name):
         manager.append({late.request: tokens(3 * size, 1)})
     manager.append({late.request: tokens(2 * size, 1)})
     assert not slots & set(late.request.blocks)
-    # The last of them first: they are over in any order, slots are free when all are.
+    # Works complete in reverse order: slots are free only when all are complete.
     for event in events[::-1]:
         assert manager.metrics.blocks_waiting == 6
         for work in driver.machine.in_flight:
@@ -215,8 +217,8 @@ def test_an_abort_in_flight_holds_slots_until_the_work_is_over(name):
 
 @pytest.mark.parametrize("name", case_names(deferred=True))
 def test_a_block_that_is_still_copied_to_the_host_is_not_written(name):
-    """Of two who share a block one leaves for the host: the other one holds it alone, and writes
-    into a copy until the host has it."""
+    """Two requests share a block, and one is offloaded. The other one then holds the block alone,
+    and writes to a copy until the host has it."""
     driver = cache(name)
     size = driver.layout.block_tokens
     first = served(driver, tokens(2 * size + 1))
@@ -240,8 +242,8 @@ def test_a_block_that_is_still_copied_to_the_host_is_not_written(name):
 
 @pytest.mark.parametrize("name", case_names(deferred=True, state=False))
 def test_a_block_found_before_its_last_work_is_over_is_not_written(name):
-    """It was given back with a copy to the host in flight, and found again; where there is a state
-    nothing that was found is taken back."""
+    """The block was freed with a copy to the host in flight, and found again. (With a state, hits
+    are never rolled back.)"""
     driver = cache(name)
     size = driver.layout.block_tokens
     served(driver, tokens(2 * size))
@@ -326,7 +328,7 @@ def test_policies_and_arguments_without_sense():
     ],
 )
 def test_check_notices(spoil):
-    """One book at a time is made wrong."""
+    """Each case corrupts one internal table."""
     manager = Manager(SPARSE, Sizes(8, 3, 2), policy=Policy(every=1))
     request = manager.admit("one", tokens(9)).request
     manager.append({request: tokens(8)})

@@ -1,4 +1,4 @@
-"""A request that finds a beginning in the cache has the bytes of one that found nothing."""
+"""A request that finds a prefix in the cache has the same bytes as one that found nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BLOCKS = 5
 
 
 def _prompt(driver):
-    """Five blocks and a half."""
+    """A prompt of five and a half blocks."""
     return tokens(BLOCKS * driver.layout.block_tokens + driver.layout.block_tokens // 2)
 
 
@@ -39,7 +39,7 @@ def test_cold_is_hit_at_every_length(name, chunk):
     expected = image(cold, request)
     for blocks in range(1, BLOCKS + 1):
         warm = cache(name, policy=EVERY_BLOCK)
-        # Another one has the first blocks, and goes on in another way.
+        # Another request shares the first blocks, and then differs.
         other = served(warm, prompt[: blocks * size] + tokens(size, 3), chunk)
         if blocks % 2:
             freed(warm, other)
@@ -68,7 +68,8 @@ def test_a_repeated_prompt_computes_one_token_at_least(name):
 
 @pytest.mark.parametrize("name", case_names(state=True))
 def test_the_policy_says_where_hits_end(name):
-    """Prompt end: its last boundary. Rolling: the last one that was reached. Every: multiples."""
+    """Prompt end: its last boundary. Rolling: the last boundary that was reached. Every:
+    multiples."""
     size = cache(name).layout.block_tokens
     prompt, more = tokens(3 * size + 1), tokens(3 * size, 5)
     for policy, at in (
@@ -102,14 +103,14 @@ def test_what_others_rely_on_stays_when_its_maker_goes_on(name, computed):
     appended(driver, maker, tokens(size, 6), chunk=1)
     assert driver.ledger.hit([*maker.history.tokens, 7]) == 3 * size
     assert driver.ledger.hit(prompt) == 2 * size
-    # Nobody relies on the maker's newest: its next one takes the place.
+    # No other request uses the maker's newest: its next checkpoint replaces it.
     appended(driver, maker, tokens(size, 8), chunk=1)
     assert driver.ledger.hit(maker.history.tokens) == 2 * size
     driver.finish()
 
 
 def test_a_request_replaces_the_newest_checkpoint_of_its_own_alone():
-    """Its own was evicted, and another request made it once more."""
+    """The request's own checkpoint was evicted, and another request made the same one again."""
     driver = cache("window", policy=Policy(prompt_end=False), sizes=Sizes(40, 4, 2))
     size, prompt = driver.layout.block_tokens, tokens(5)
     first = served(driver, prompt)
@@ -133,14 +134,14 @@ def test_salts_and_tokens_are_told_apart():
     served(driver, prompt, salt=b"tenant")
     assert admitted(driver, prompt).request.length == 0
     assert admitted(driver, prompt, b"tenant").request.length == 3 * size
-    # A block is found by all tokens up to its end, not by its own.
+    # A block is found by all tokens up to its end, not only by those in it.
     assert admitted(driver, [*tokens(size, 9), *prompt[size:]], b"tenant").request.length == 0
     assert admitted(driver, [*prompt[:-2], 5, 5], b"tenant").request.length == 2 * size
 
 
 @pytest.mark.parametrize("name", case_names())
 def test_who_does_not_use_the_cache_computes_everything(name):
-    """Its blocks have the content of others, which stay the ones that are found."""
+    """The request's blocks equal those of others, which remain the ones that are found."""
     driver = cache(name, policy=EVERY_BLOCK)
     size = driver.layout.block_tokens
     prompt = tokens(3 * size + 1)
@@ -167,7 +168,7 @@ def test_a_recycled_state_is_a_clean_one(name):
         freed(driver, live)
     fresh = admitted(driver, tokens(5, 50))
     assert (driver.machine.pools[Pool.STATES][fresh.request.state] == CLEAN).all()
-    # After a hit what was not in the checkpoint is clean, too.
+    # After a hit, bytes outside the checkpoint are clean, too.
     hit = admitted(driver, tokens(3 * size + 3, variety))
     state = driver.machine.pools[Pool.STATES][hit.request.state].copy()
     for offset, _, count in driver.layout.segments(hit.request.length):
@@ -178,8 +179,8 @@ def test_a_recycled_state_is_a_clean_one(name):
 
 @pytest.mark.parametrize("name", case_names())
 def test_nothing_depends_on_what_slots_held_before(name):
-    """Two pools with different poison, one of them used by others before: the same states, and
-    the same entries."""
+    """Two pools with different poison, one of them used before, give the same states and
+    entries."""
     found = []
     for poison in (1, 2):
         driver = cache(name)
@@ -202,7 +203,7 @@ def test_events_tell_what_is_found():
     assert [type(event) for event in stored] == [BlockStored, BlockStored, CheckpointStored]
     assert stored[1].parent == stored[0].digest == manager.blocks.key(live.blocks[0])
     assert stored[1].tokens == tuple(tokens(9)[size : 2 * size])
-    manager.rollback(live, 2)  # into the second block, which is written at once
+    manager.rollback(live, 2)  # into the second block, which is written immediately
     assert manager.events() == []
     manager.append({live: [7]})
     assert manager.events()[0] == BlockRemoved(stored[1].digest)
@@ -214,12 +215,12 @@ def test_events_tell_what_is_found():
 
 @pytest.mark.parametrize("name", case_names(state=True))
 def test_blocks_that_no_hit_can_use_do_not_take_room(name):
-    """Behind its last checkpoint nothing of a request is of use, once it is gone."""
+    """After a request has gone, its blocks past the last checkpoint are useless."""
     driver = cache(name, policy=Policy(every=2, prompt_end=False, rolling=False))
     size, metrics = driver.layout.block_tokens, lambda: driver.manager.metrics
     freed(driver, served(driver, tokens(3 * size + 1)))
     assert metrics().blocks_kept == 2
-    # But while somebody holds them, their checkpoint may still come.
+    # But while another request holds them, their checkpoint may still come.
     parent = served(driver, tokens(size + 1, 4))
     (_, child) = driver.fork(0)
     freed(driver, parent)
@@ -268,17 +269,19 @@ def test_least_recently_held_blocks_go_first():
     size, blocks = driver.layout.block_tokens, driver.case.sizes.blocks
     for variety in range(3):
         freed(driver, served(driver, tokens(4 * size, variety)))
-    freed(driver, admitted(driver, tokens(4 * size + 1, 0)))  # looked at again
+    freed(driver, admitted(driver, tokens(4 * size + 1, 0)))  # used again
     freed(driver, served(driver, tokens((blocks - 9) * size, 9)))
     found = [driver.ledger.hit(tokens(4 * size + 1, variety)) for variety in range(3)]
-    # 28 slots were free: three of the oldest are gone, the end of their chain first.
+    # 28 slots were free: three of the oldest blocks are evicted, starting with the end of their
+    # chain.
     assert found == [4 * size, size, 4 * size]
     driver.finish()
 
 
 @pytest.mark.parametrize("name", case_names())
 def test_tokens_that_are_told_later_are_found_then(name):
-    """Blocks and checkpoints of placeholders: as if their tokens had been known, once they are."""
+    """Once resolved, blocks and checkpoints of placeholders are as if their tokens had been
+    known."""
     driver = cache(name, policy=EVERY_BLOCK)
     size, prompt = driver.layout.block_tokens, _prompt(driver)
     first = served(driver, prompt[: size + 1])
@@ -290,7 +293,7 @@ def test_tokens_that_are_told_later_are_found_then(name):
     driver.verify([live])
     assert admitted(driver, prompt).request.length == 2 * size
     driver.append_tokens({live: prompt[2 * size : 3 * size]}, known=False)
-    freed(driver, live)  # and nobody is told
+    freed(driver, live)  # the tokens are never resolved
     later = admitted(driver, prompt)
     assert later.request.length == 2 * size
     appended(driver, later, prompt[2 * size :])

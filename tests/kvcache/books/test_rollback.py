@@ -1,4 +1,4 @@
-"""Drafts that are not accepted: what comes back is exactly what was there before them."""
+"""Rejected drafts: a rollback restores exactly the state before them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from kvcache.books.errors import RollbackPastRing
 from lab.soak.small_caches import History
 from tests.kvcache.books.lone import admitted, appended, cache, case_names, image, served, tokens
 
-# Of these the layouts have drafts.
+# Layouts with drafts.
 DRAFTING = ["sparse", "raw", "window", "plain", "drafts"]
 
 
 def _reference(name, history):
-    """The image of a request that appended these tokens and never took one back."""
+    """Return the image of a request that appended these tokens and never rolled back."""
     driver = cache(name)
     return image(driver, served(driver, history))
 
 
 @pytest.mark.parametrize("name", DRAFTING)
 def test_rejected_drafts_leave_nothing_at_every_offset(name):
-    """At every place of rings, windows, tails and blocks, so many drafts, so many of them taken
-    back; then others, one by one, over whatever the rejected ones wrote."""
+    """At every position in rings, windows, tails and blocks: drafts of every length, of which every
+    number is rolled back; then other tokens, one by one, overwrite the rejected ones."""
     layout = cache(name).layout
     draft, size = layout.draft, layout.block_tokens
     ends = 2 * size + math.lcm(size, 2)
@@ -103,12 +103,12 @@ def test_without_a_state_everything_comes_back():
     driver.take_back(live, 30)
     driver.verify()
     assert len(live.request.blocks) == 0
-    # What it had filled is still found, by whoever has the same tokens.
+    # Blocks that it had filled are still found by requests with the same tokens.
     assert admitted(driver, tokens(30)).request.length == 28
 
 
 def test_a_block_that_others_hold_is_left_alone():
-    """Taken back into a block that a fork, or the cache, still has, and written in another way."""
+    """Roll back into a block that a fork, or the cache, still holds, and write other tokens."""
     driver = cache("plain")
     size = driver.layout.block_tokens
     first = served(driver, tokens(3 * size))
@@ -120,7 +120,7 @@ def test_a_block_that_others_hold_is_left_alone():
     assert twin.request.blocks[0] == shared[0]
     assert twin.request.blocks[1] != shared[1]
     assert driver.told["blocks_copied_on_write"] == 1
-    # Alone with it, a request writes in place, and what was there is not found any more.
+    # As the only holder a request writes in place, and the old content is not found any more.
     driver.free(driver.live.index(twin))
     driver.take_back(first, 1)
     appended(driver, first, tokens(1, 9))

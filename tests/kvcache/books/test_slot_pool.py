@@ -1,4 +1,4 @@
-"""The pool of slots alone: what goes out, what comes back, in which order, and when."""
+"""The pool of slots alone: which slots are handed out and returned, in which order, and when."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_slots_wait_for_the_work_that_may_touch_them():
     assert slots.take(1) == [first]
     slots.over(3)
     assert sorted(slots.take(2)) == sorted([second, third])
-    # Work that is over already holds nothing back.
+    # Finished work delays nothing.
     slots.release([second], ticket=3)
     assert slots.available == 1
 
@@ -114,7 +114,7 @@ def test_a_slot_that_is_found_again_while_it_waits_is_busy():
     slots.release([slot], ticket=4)
     slots.share([slot])
     assert slots.busy(slot)
-    slots.release([slot], ticket=6)  # waits once more, for the later work
+    slots.release([slot], ticket=6)  # waits again, for the later work
     slots.over(4)
     assert (slots.waiting, slots.kept) == (1, 0)
     slots.over(6)

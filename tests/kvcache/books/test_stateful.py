@@ -1,7 +1,8 @@
-"""The manager through any order of its operations, beside a model that stores every token's KV.
+"""The manager through any order of its operations, compared with a model that stores every token's
+KV.
 
-hypothesis chooses operations and shrinks what fails; `scripts/soak.py` is the long run of
-the same ones. What is compared after each of them: `driver.Driver.verify`.
+hypothesis chooses operations and shrinks failures; `scripts/soak.py` is the long run of the same
+operations. `driver.Driver.verify` compares after each of them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from lab.soak.random_caches import WEIGHTS, drawn, fails, run, shrunk, takes
 from lab.soak.small_caches import CASES, Case
 
 NUMBER = st.integers(0, 127)
-# The same examples each time: new ones are the long run's. An example takes as long as it is.
+# The examples are the same each time; the long run has new ones. Examples have no deadline.
 SETTINGS = settings(
     max_examples=8,
     stateful_step_count=60,
@@ -29,11 +30,11 @@ SETTINGS = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-OPERATIONS = 320  # of the random lives below
+OPERATIONS = 320  # of the random runs below
 
 
 class Life(RuleBasedStateMachine):
-    """Any operations on a cache; all of it is empty again at the end."""
+    """Any operations on a cache, which is empty again at the end."""
 
     def __init__(self, case: Case) -> None:
         super().__init__()
@@ -53,15 +54,14 @@ def _rule(operation: str):
 
 
 for _operation in WEIGHTS:
-    # More rules of what makes contents: hypothesis chooses among rules evenly.
+    # More rules for operations that create contents: hypothesis chooses among rules evenly.
     for _again in range(3 if _operation == "append" else 2 if _operation == "admit" else 1):
         setattr(Life, f"{_operation}_{_again}", _rule(_operation))
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_random_life(case):
-    """A longer one than those of hypothesis, in which little is evicted; seed 1 has pools of its
-    own."""
+    """A longer run than those of hypothesis, with few evictions; seed 1 has its own pool sizes."""
     happened = Counter()
     for seed in (1, 4):
         lived = run(case, seed=seed, operations=OPERATIONS)
@@ -85,13 +85,14 @@ def _live(driver: Driver, log: list[Operation]) -> None:
 def test_without_the_deferral_slots_serve_two(case, monkeypatch):
     driver = Driver(CASES[case])
     tickets = driver.manager._tickets
-    monkeypatch.setattr(tickets, "over", lambda: tickets.last)  # as if all works were
+    monkeypatch.setattr(tickets, "over", lambda: tickets.last)  # as if all works were complete
     with pytest.raises(Mismatch, match="which is not over, may"):
         _live(driver, drawn(seed=0, operations=500))
 
 
 def test_what_fails_is_made_short(monkeypatch):
-    """A block that is written while it can be found: one bug, found and told in a few lines."""
+    """A block is written while it can be found: one bug, which is found and shrunk to a few
+    lines."""
     monkeypatch.setattr(PrefixCache, "forget", lambda self, slot: None)
     failure = run("plain", seed=0, operations=2000).failure
     assert failure is not None

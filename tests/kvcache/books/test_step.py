@@ -66,7 +66,7 @@ def test_of_a_chunk_that_is_longer_than_a_ring_the_last_tokens_have_rows():
 
 
 def test_slot_mappings_go_beyond_32_bits():
-    """Pools of V4-Pro have more bytes than that, those of others more rows."""
+    """Pools of V4-Pro have more bytes than 2^32, those of other models more rows."""
     requests = (Request("far", b"", 0),)
     step = Step(
         layout=SPARSE,
@@ -126,7 +126,7 @@ def test_stranded_bytes_are_those_of_slots_in_use_without_a_row():
     manager = Manager(SPARSE, Sizes(8, 3))
     one = manager.admit("one", range(9)).request
     manager.append({one: range(9)})
-    # Of its second block one token is there, which completes no entry; a twin shares both.
+    # One token of its second block is present, which completes no entry; a twin shares both.
     of_state = SPARSE.state_bytes - SPARSE.state_payload
     of_blocks = 2 * SPARSE.block_bytes - SPARSE.block_payload
     assert manager.metrics.stranded_bytes == of_blocks + of_state

@@ -80,7 +80,7 @@ def test_every_row_has_bytes_of_its_own_in_the_page_of_its_copy(layout):
 
 
 def needed(array, draft, position):
-    """Bytes of a copy's page that later tokens read, worked out token by token."""
+    """Bytes of a copy's page that later tokens read, derived token by token."""
     rows, needed = array.rows(draft), set()
 
     def add(start, size):
@@ -95,12 +95,12 @@ def needed(array, draft, position):
         return needed
     window_of_next = position // array.ratio
     for x in range(position):
-        ahead = window_of_next - x // array.ratio  # windows until the one that the next token is in
+        ahead = window_of_next - x // array.ratio  # number of windows until the next token's
         if array.online:
             if x == position - 1 and not ahead:
                 add(x % rows * array.row_bytes, array.row_bytes)
             continue
-        # Of the window itself everything: its second part now, its first part for the next one.
+        # Everything of the window itself: its second part now, its first part for the next one.
         parts = array.overlap if not ahead else array.overlap - ahead
         for half in (0, rows * array.row_bytes):
             if parts > 0:
@@ -156,7 +156,7 @@ def test_positions_alike_need_the_same_bytes(layout, inside):
 
 @pytest.mark.parametrize(("draft", "tables"), [(0, 2), (3, 66)])
 def test_so_many_tables_are_all_checkpoints_of_v4_pro(draft, tables):
-    """Rings of 128 rows end where they begin; of 130 rows after 65 blocks; and position 0."""
+    """Rings of 128 rows repeat at each block, those of 130 rows after 65 blocks; and position 0."""
     layout = preset("deepseek-v4-pro", draft=draft)
     assert len({layout.alike(128 * block) for block in range(1000)}) == tables
 
@@ -181,8 +181,8 @@ def test_checkpoints_have_room_for_scales_that_begin_anywhere():
 @QUICK
 @given(layouts(), st.integers(0, 120), st.data())
 def test_a_step_can_be_taken_back(layout, position, data):
-    """Whatever a step of `draft` tokens overwrites, what the tokens before it need is still there:
-    the rows hold the same positions as before."""
+    """After a step of `draft` tokens the rows that earlier tokens need still hold the same
+    positions."""
     step = data.draw(st.integers(0, layout.draft))
     for array in (*layout.rings, *layout.tails):
         rows = array.rows(layout.draft)
@@ -200,11 +200,11 @@ def test_a_step_can_be_taken_back(layout, position, data):
 
 @pytest.mark.parametrize("draft", [2, 5])
 def test_rows_are_the_fewest_that_can_be_taken_back(draft):
-    """With a row less, the step would overwrite what the window still needs."""
+    """A ring with one row fewer would overwrite rows that the window still needs."""
     ring, tail = Ring("r", records.BF16_512, 16, 1), Tail("t", 4, 8, 1, overlap=2)
     online = Tail("o", 16, 8, 1, online=True)
     assert [a.rows(draft) for a in (ring, tail, online)] == [15 + draft, 7 + draft, 1 + draft]
-    position = 103  # the last token of a window of 4 is missing: the most that a tail has
+    position = 103  # the last token of a window of 4 is missing, so the tail is fullest
     for array, oldest in ((ring, position - 15), (tail, 96), (online, position - 1)):
         fewer = array.rows(draft) - 1
         assert position + draft - 1 - fewer >= oldest
@@ -257,7 +257,7 @@ def test_unknown_names_say_what_there_is():
         layout.place("t", 0)
 
 
-# ---- Records as published byte counts have them, their pages, and rows of them in a pool
+# ---- Records with published byte counts, their pages, and rows of them in a pool
 
 BYTES = {
     "fp8_584": 584, "bf16_512": 1024, "fp8_656": 656, "fp8_528": 528, "fp4_288": 288,

@@ -1,4 +1,4 @@
-"""Layouts of named models: bytes that papers and servers publish; what config.json files say."""
+"""Layouts of named models: bytes published by papers and servers; values of config.json files."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_checkpoint_has_no_hca_tail_and_half_a_csa_window():
 
 
 def layers_of(layout, name):
-    """{layer: copy} of the layers that read a stream."""
+    """Return {layer: copy} for the layers that read a stream."""
     of_layer = layout.find(name).of_layer
     assert len(of_layer) == layout.model_layers
     return {layer: copy for layer, copy in enumerate(of_layer) if copy is not None}
@@ -138,7 +138,7 @@ def preset_as(name, **options):
 
 
 def test_three_draft_layers_behind_a_config_that_says_one():
-    """As DeepSeek-V4's releases with DSpark do: the list counts."""
+    """The list decides, as in DeepSeek-V4's releases with DSpark."""
     config = {**PRO, "compress_ratios": [*PRO["compress_ratios"], 0, 0]}
     assert from_config(config, Options(mtp=3)).find("swa").copies == 64
 

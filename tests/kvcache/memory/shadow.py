@@ -1,8 +1,9 @@
-"""A cache with its kernels and, beside it, what every request should hold, on the CPU or a GPU.
+"""A cache with its kernels, and a model of what every request should hold, on the CPU or a GPU.
 
-As in `naive.py`, what a token leaves behind is a function of the tokens up to it, so that a row of
-somebody else, an old one or none shows. Entries go through the append kernels where
-`Step.rows_of` says; rows of tails, which have no kernel yet, through torch.
+As in `naive.py`, the contents that a token writes are a function of the tokens up to it, so that
+rows of another request, old rows and missing rows are noticed. Entries are written by the append
+kernels to the places in `Step.rows_of`; rows of tails, which have no kernel yet, are written by
+torch.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ STEP, SPREAD = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # odd, without a patter
 
 
 def ids(count: int, seed: int = 0) -> list[int]:
-    """Tokens, others for another seed."""
+    """Random tokens, different for each seed."""
     pick = random.Random(seed)
     return [pick.randrange(1000) for _ in range(count)]
 
@@ -42,14 +43,15 @@ def _keys(name: str, copy: int, columns: int, device: str) -> torch.Tensor:
 
 
 def numbers(name: str, copy: int, hashes: torch.Tensor, columns: int) -> torch.Tensor:
-    """bf16 [n, columns] from -2 to 2: what tokens with these hashes leave in a copy."""
+    """bf16 [n, columns] from -2 to 2: the contents that tokens with these hashes write to a
+    copy."""
     mixed = (hashes[:, None] ^ _keys(name, copy, columns, str(hashes.device))) * STEP
     mixed = (mixed ^ (mixed >> 29)) * SPREAD
     return (((mixed >> 40) & 0xFF) - 128).bfloat16() / 64
 
 
 class Shadow:
-    """`cache`, and the true past of its requests."""
+    """`cache`, and the true history of its requests."""
 
     def __init__(self, cache: Cache, *, poison: bool = True) -> None:
         self.cache, self.layout = cache, cache.layout
@@ -62,7 +64,8 @@ class Shadow:
     # -- life of a request -------------------------------------------------------------------
 
     def admit(self, name: str, prompt: Sequence[int], chunk: int = 0, **options) -> Request:
-        """A request, and what was not found of its prompt appended, `chunk` tokens at a time."""
+        """Admit a request, and append the part of its prompt that was not found, `chunk` tokens at
+        a time."""
         request = self.enter(name, prompt, **options)
         prompt = list(prompt)
         while request.length < len(prompt):
@@ -72,7 +75,7 @@ class Shadow:
         return request
 
     def enter(self, name: str, prompt: Sequence[int], **options) -> Request:
-        """A request with what was found of its prompt."""
+        """Admit a request with the part of its prompt that was found."""
         admission = self.cache.admit(name, prompt, **options)
         history = History(options.get("salt", b""), prompt[: admission.hit])
         history.restored()
@@ -100,13 +103,13 @@ class Shadow:
     # -- tokens ------------------------------------------------------------------------------
 
     def append(self, batch: Mapping[Request, Sequence[int]]) -> Step:
-        """A step, with everything that its layers write."""
+        """Run a step, with everything that its layers write."""
         with self.cache.step(batch) as step:
             self.write(step)
         return step
 
     def write(self, step: Step) -> dict[str, torch.Tensor]:
-        """What the layers of a model write in a step that is open; the step's tensors."""
+        """Write what the layers of a model write in an open step; return the step's tensors."""
         for request in step.requests:
             self.histories[request].extend(request.tokens[len(self.histories[request]) :])
         tensors = step.tensors(self.cache.device)
@@ -133,18 +136,18 @@ class Shadow:
                 values = numbers(f"{tail.name} {part}", copy, hashes[kept], view.shape[2])
                 view[place] = values.float()
 
-    # -- what is true, and what is there -----------------------------------------------------
+    # -- expected and actual contents -----------------------------------------------------------
 
     def hashes(self, request: Request, ends: Iterable[int]) -> torch.Tensor:
-        """int64: of the first `end` tokens of a request, for each of `ends`."""
+        """Hashes of the first `end` tokens of a request, for each of `ends`, int64."""
         chain = self.histories[request].chain(ends).astype("int64")
         return brought(torch.from_numpy(chain), self.cache.device)
 
     def entries(
         self, request: Request, name: str, copy: int, *, newest: bool = False
     ) -> torch.Tensor:
-        """bf16 [n, columns]: the true entries of a stream, or those of a ring that the next token
-        sees, or the `newest` one itself."""
+        """The true entries, bf16 [n, columns]: of a stream, or those of a ring that the next token
+        sees, or, with `newest`, that the newest token sees."""
         array, length = self.layout.find(name), request.length
         if isinstance(array, Stream):
             positions = ends(array, length)
@@ -153,7 +156,8 @@ class Shadow:
         return numbers(name, copy, self.hashes(request, positions), array.record.data_bytes // 2)
 
     def wrong(self, request: Request) -> torch.Tensor:
-        """How many rows of a request on the device differ from what they should be: [1], there."""
+        """Number of a request's rows on the device that differ from the expected ones: [1], on the
+        device."""
         wrong = torch.zeros(1, dtype=torch.int64, device=self.cache.device)
         blocks = self._to(request.blocks)
         for array in (*self.layout.streams, *self.layout.rings):
@@ -189,7 +193,7 @@ class Shadow:
         return brought(torch.tensor(values, dtype=torch.int64), self.cache.device)
 
     def check(self) -> None:
-        """Everything that is on the device is right, and so are the books."""
+        """Check that everything on the device is right, and the bookkeeping consistent."""
         self.cache.manager.check()
         for request in self.histories:
             if request.resident:
@@ -198,7 +202,7 @@ class Shadow:
 
 
 def verdicts(found: Sequence[torch.Tensor], exact: Any, rounded: Any) -> tuple[Report, Report]:
-    """O in bf16 and LSE beside fp64, by the tolerance of the packages."""
+    """Compare O in bf16 and LSE with fp64, by the tolerance of the packages."""
     o, lse = (tensor.cpu().double() for tensor in found)
     return (
         compare_output(o, exact.o, rounded.o, torch.bfloat16),
@@ -207,6 +211,6 @@ def verdicts(found: Sequence[torch.Tensor], exact: Any, rounded: Any) -> tuple[R
 
 
 def _differ(found: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
-    """Rows with another byte."""
+    """Count the rows that differ in any byte."""
     found, true = (x.contiguous().view(torch.uint8) for x in (found, true))
     return (found.flatten(1) != true.flatten(1)).any(1).sum()

@@ -1,6 +1,6 @@
-"""The cache as a whole, kernels in the emulator: every byte of every request, whatever happens.
+"""The cache as a whole, kernels in the emulator: every byte of every request, after any operation.
 
-Tests that take a `device` are called for a GPU, too, by `test_host_tier_hw.py`.
+`test_host_tier_hw.py` runs the tests with a `device` argument on a GPU, too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kvcache.memory.storage import grouped
 from tests.kvcache.memory.shadow import Shadow, ids
 
 WIDE, NARROW = Record("wide", 48), Record("narrow", 16)
-SPARSE = Layout(  # as DeepSeek-V4, with small numbers
+SPARSE = Layout(  # like DeepSeek-V4, with small numbers
     "sparse",
     8,
     (Stream("main", WIDE, 2, 2), Stream("packed", NARROW, 8, 3, packed=True)),
@@ -53,7 +53,7 @@ def new(layout=SPARSE, sizes=SIZES, **options):
 
 
 def idle(shadow):
-    """Nothing is held, and the next request works."""
+    """Check that nothing is held, and that the next request works."""
     for request in list(shadow.histories):
         shadow.free(request)
     manager = shadow.cache.manager
@@ -65,12 +65,12 @@ def idle(shadow):
     shadow.free(last)
 
 
-# -- what a request goes through ------------------------------------------------------------------
+# -- the life of a request ------------------------------------------------------------------------
 
 
 @each_layout
 def test_a_life(layout, device):
-    """Hits, forks, drafts, the host tier: what is there is right after each, and sealed."""
+    """Hits, forks, drafts, the host tier: after each, the contents are right and sealed."""
     shadow, prompt = new(layout, device=device), ids(29)
     size, cache = layout.block_tokens, shadow.cache
     first = shadow.admit("first", prompt, chunk=5)
@@ -101,7 +101,7 @@ def test_a_life(layout, device):
 
 
 def every_hit(layout, shares, **options):
-    """Whatever beginning of a prompt is there, rows of the whole are what they are without."""
+    """Check that the rows of a whole prompt do not depend on the cached prefix."""
     prompt, size = ids(4 * layout.block_tokens + 3), layout.block_tokens
     for shared in shares:
         shadow = new(layout, policy=Policy(every=1), **options)
@@ -127,7 +127,7 @@ def test_every_hit_is_as_if_it_were_cold(layout):
 @pytest.mark.parametrize("deferred", [False, True], ids=["", "deferred"])
 @pytest.mark.parametrize("seed", range(2))
 def test_random_lives(layout, deferred, seed, device):
-    """Any operation after any other; also deferred, which on the CPU means that everything is over
+    """Any operation follows any other. Deferred mode is included; on the CPU all work is complete
     when it is reported."""
     shadow = new(layout, deferred=deferred, device=device)
     pick = random.Random(seed)
@@ -181,7 +181,7 @@ def test_a_whole_cache_has_nothing_to_complain_of():
 
 @pytest.mark.parametrize("pool", Pool)
 def test_every_guard_is_looked_at(pool, device):
-    """A byte behind the first or last slot."""
+    """The damage is in the byte after the first or last slot."""
     shadow = new(device=device)
     slots = len(shadow.cache.storage.pools[pool])
     for slot in {0, slots - 1}:
@@ -202,7 +202,7 @@ def test_a_corrupted_block_is_not_hit(device):
     assert caught.value.slots == [first.blocks[1]]
     assert {"first"} <= set(caught.value.requests) <= {"first", "second"}
     assert list(shadow.cache.manager.requests) == [first]
-    # What lies before it is still good, what is behind it is not found any more.
+    # Blocks before it are still good, those after it are not found any more.
     shadow.free(first)
     third = shadow.admit("third", prompt)
     shadow.check()
@@ -236,7 +236,7 @@ def test_what_was_corrupted_on_the_host_does_not_come_back(pool, device):
     if pool is Pool.HOST_STATES:  # a copied row
         place = shadow.layout.live(first.length)[0][0]
     damage(shadow, pool, slot, place)
-    for _ in range(2):  # asking again makes it no better
+    for _ in range(2):  # a second call does not repair it
         with pytest.raises(CorruptedBlock) as caught:
             shadow.cache.fetch(first)
         error = caught.value
@@ -257,12 +257,12 @@ def test_verify_names_pool_slot_and_readers():
         shadow.cache.verify()
     shadow.free(second)
     shadow.free(first)
-    shadow.cache.verify()  # nobody can read it any more
+    shadow.cache.verify()  # no request can read it any more
     idle(shadow)
 
 
 def test_copies_that_depend_on_each_other_are_apart():
-    """One launch has no order: what it writes, it neither reads nor writes twice."""
+    """A launch has no order: what it writes, it neither reads nor writes again."""
 
     def of(*pairs, position=None):
         return [Copy(Pool.BLOCKS, Pool.BLOCKS, *pair, position) for pair in pairs]
@@ -306,7 +306,7 @@ def test_nothing_else_while_a_step_is_open():
 
 @each_layout
 def test_a_step_that_fails_has_never_been(layout):
-    """An exception within: its requests are gone, and nobody finds what it did not write."""
+    """An exception in a step ends its requests, and none of its unwritten blocks can be found."""
     shadow, prompt = new(layout), ids(40)
     other = shadow.admit("other", prompt[:11])
     request = shadow.enter("first", prompt)
@@ -323,7 +323,7 @@ def test_a_step_that_fails_has_never_been(layout):
 
 
 class Broken(Exception):
-    """Of a copy."""
+    """Failure of a copy."""
 
 
 def move(copies):
@@ -335,7 +335,7 @@ def test_what_a_failed_fetch_did_not_bring_back_is_not_found(monkeypatch):
     shadow, prompt = new(PLAIN, Sizes(12, host_blocks=6)), ids(13)
     away, cache = shadow.admit("away", prompt), shadow.cache
     cache.offload(away)
-    shadow.free(shadow.admit("greedy", ids(48, 1)))  # nothing of the other one is left
+    shadow.free(shadow.admit("greedy", ids(48, 1)))  # nothing of the other request is left
     monkeypatch.setattr(cache._mover, "move", move)
     with pytest.raises(Broken):
         cache.fetch(away)
@@ -350,7 +350,7 @@ def test_what_a_failed_fetch_did_not_bring_back_is_not_found(monkeypatch):
 @pytest.mark.parametrize("deferred", [False, True], ids=["", "deferred"])
 @pytest.mark.parametrize("call", ["admit", "fork", "begin", "finish", "offload", "fetch"])
 def test_copies_that_fail_lose_one_request(monkeypatch, call, deferred):
-    """Whatever breaks in between: the others go on, and no slot waits for what never ran."""
+    """Whichever call fails, other requests go on, and no slot waits for work that never ran."""
     shadow = new(deferred=deferred)
     cache = shadow.cache
     first, other = shadow.admit("first", ids(21)), shadow.admit("other", ids(9, 1))
@@ -367,7 +367,7 @@ def test_copies_that_fail_lose_one_request(monkeypatch, call, deferred):
         cache.offload(child)
 
     monkeypatch.setattr(cache._mover, "move", move)
-    if call == "finish":  # where there is nothing to copy before
+    if call == "finish":  # before which there is nothing to copy
         monkeypatch.setattr(
             cache._mover, "move", lambda copies, left=[0, 1]: left.pop() or move([1])
         )

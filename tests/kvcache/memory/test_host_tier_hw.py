@@ -1,12 +1,12 @@
-"""The host tier beside decode steps that never wait for it, on a GPU: every byte is what it was.
+"""The host tier while decode steps go on that never wait for it, on a GPU: every byte is preserved.
 
-Requests leave for pinned memory and come back on a stream of their own, while the main stream
-appends to others and attends to them over the cache's pages. Pools are tight: what a request leaves
-behind is written by the next one at once. Contents and outputs are compared on the device, so that
-the host waits at the end alone, and where a comparison with fp64 is due.
+Requests move to pinned memory and back on a separate stream, while the main stream appends to
+others and attends to them over the cache's pages. Pools are tight: the next request immediately
+overwrites the blocks that a request leaves. Contents and outputs are compared on the device, so
+that the host waits only at the end, and for a comparison with fp64.
 
-`python -m pytest --hw -m hw tests/kvcache/memory/test_host_tier_hw.py` on compute capability 9.0
-or 10.x.
+`python -m pytest --hw -m hw tests/kvcache/memory/test_host_tier_hw.py` on compute capability 9.0 or
+10.x.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ LAYOUT = gqa(LAYERS, HEADS, DIM, block_tokens=PAGE)  # 1 MiB a block
 SIZES = Sizes(blocks=200, host_blocks=500)
 MOST_RUNNING, MOST_REQUESTS = 8, 16
 BLOCKS = (4, 50)  # of a request
-ROUNDS = 1000  # of offload or fetch
-STEPS = 4 * ROUNDS  # at most, so that a mistake of the test ends
-QUEUED = 30_000_000  # cycles of work on the main stream that is not over when a request leaves
-COMPARED = 40  # one step of so many, against fp64
+ROUNDS = 1000  # number of offloads and fetches
+STEPS = 4 * ROUNDS  # at most, so that an error in the test ends
+QUEUED = 30_000_000  # cycles of work on the main stream that is unfinished when a request leaves
+COMPARED = 40  # one step in 40 is compared with fp64
 
 
 @dataclass
 class Counts:
-    """What happened; wrong rows and numbers that are not finite are counted on the device."""
+    """Numbers of events; wrong rows and numbers that are not finite are counted on the device."""
 
     wrong: torch.Tensor
     offloads: int = 0
     fetches: int = 0
     steps: int = 0
-    refused: int = 0  # for want of blocks that wait for a transfer
+    refused: int = 0  # because blocks still waited for a transfer
     compared: int = 0
 
     @property
@@ -56,7 +56,7 @@ class Counts:
 
 
 class Engine:
-    """Some requests that decode, some on the host, and chance."""
+    """Requests that decode, requests on the host, and random choices between them."""
 
     def __init__(self, seed: int, *, deferred: bool) -> None:
         self.pick = random.Random(seed)
@@ -95,7 +95,7 @@ class Engine:
         return self.counts
 
     def _bring(self, request) -> None:
-        """Back to the device, whoever has to make room."""
+        """Fetch a request to the device; others make room."""
         while not request.resident:
             try:
                 self.shadow.fetch(request)
@@ -105,7 +105,7 @@ class Engine:
                 torch.cuda.synchronize()
 
     def offload(self) -> None:
-        """One leaves, and somebody else wants its blocks at once."""
+        """Offload a request, while another one needs its blocks immediately."""
         torch.cuda._sleep(QUEUED)  # the host is ahead of the GPU, as under a large model
         try:
             self.cache.offload(self.pick.choice(self._of(True)))
@@ -122,7 +122,7 @@ class Engine:
         except PoolExhausted as refused:
             self.counts.refused += refused.held > 0
             return
-        if self.pick.random() < 0.1:  # given back while it is still on its way
+        if self.pick.random() < 0.1:  # freed while its transfer is unfinished
             self.shadow.free(request)
             self.admit()
 
@@ -143,7 +143,7 @@ class Engine:
             self.shadow.free(request)
 
     def step(self) -> None:
-        """A token for everybody who is there, and attention over it in every layer."""
+        """Append a token to every resident request, and run attention over it in every layer."""
         running = [r for r in self._of(True) if r.length]
         if not running:
             return
@@ -168,11 +168,11 @@ class Engine:
         self.look(self.pick.choice(running))
 
     def look(self, request) -> None:
-        """Its bytes; nobody waits."""
+        """Count a request's wrong bytes without waiting."""
         self.counts.wrong += self.shadow.wrong(request)
 
     def compare(self, request, layer: int, found: tuple[torch.Tensor, ...]) -> None:
-        """Attention, as exact as it is over dense keys."""
+        """Compare attention with the definition, with the tolerance for dense keys."""
         q = found[0].cpu()
         keys = [self.shadow.entries(request, name, layer).cpu() for name in "kv"]
         keys = [x.view(1, -1, HEADS, DIM) for x in keys]
@@ -190,14 +190,14 @@ def test_a_thousand_rounds_beside_decode():
 
 
 def test_without_the_deferral_bytes_are_lost():
-    """What the test above can see; a GPU with other work beside may miss the moment."""
+    """This shows that the test above notices errors; a GPU with other work may miss the moment."""
     runs = (Engine(seed, deferred=False).run(ROUNDS // 5) for seed in range(6))
     assert any(counts.wrong.item() for counts in runs)
 
 
 @pytest.mark.parametrize("leave", ["free", "preempt", "offload"])
 def test_a_hit_waits_for_what_is_on_its_way(leave):
-    """A request that goes while it is being fetched leaves blocks that others find."""
+    """A request that is freed while it is being fetched leaves blocks that others find."""
     shadow = Shadow(Cache(LAYOUT, Sizes(blocks=130, host_blocks=250), device="cuda"))
     cache, pick = shadow.cache, random.Random(4)
     prompt = [pick.randrange(1 << 17) for _ in range(120 * PAGE)]
@@ -208,7 +208,7 @@ def test_a_hit_waits_for_what_is_on_its_way(leave):
     shadow.free(shadow.admit("other", [pick.randrange(1 << 17) for _ in range(120 * PAGE)]))
     cache.manager.clear()
     torch.cuda.synchronize()
-    torch.cuda._sleep(QUEUED)  # so that the transfer begins when the next step does
+    torch.cuda._sleep(QUEUED)  # the transfer then begins when the next step does
     shadow.fetch(away)
     if leave == "offload":
         cache.offload(away)

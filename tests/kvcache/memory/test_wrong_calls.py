@@ -1,4 +1,6 @@
-"""Calls of a cache with arguments that cannot be: refused by name, and nothing has changed."""
+"""Calls of a cache with invalid arguments: the error names the argument, and nothing has
+changed.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,14 @@ from tests.kvcache.memory.test_cache import new
 
 
 def memory_of(cache: Cache) -> list[object]:
-    """All that a cache and its manager hold, the bytes of its pools among it."""
+    """Everything that a cache and its manager hold, including the bytes of its pools."""
     pools = [pool.numpy().tobytes() for pool in cache.storage.pools.values()]
     seals = {pool.name: sorted(slots) for pool, slots in cache.canary.sealed.items()}
     return [books_of(cache.manager), pools, seals, cache._open, list(cache._arrivals)]
 
 
 def wrong_calls_of(cache: Cache, request: object) -> list[Call]:
-    """Those of a manager, and what a cache has beside it."""
+    """List the wrong calls of a manager, and those of methods that only a cache has."""
     calls = [*wrong_calls(cache, request), *wrong_batches(cache.begin, request)]
     for value in NO_WORKS:
         calls += [(f"{name}({value!r})", partial(getattr(cache, name), value))

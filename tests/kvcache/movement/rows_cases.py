@@ -1,8 +1,8 @@
-"""Pools, entries and mappings that are hostile by default, and what a kernel leaves beside the
-reference, byte for byte, the whole pool included.
+"""Pools, entries and mappings that are hostile by default, and comparisons of a kernel's result
+with the reference, byte for byte, over the whole pool.
 
-A pool lies in poison: slots are wider than what is addressed and apart from each other, and every
-byte that nobody has to write is compared, too. Tokens lie in a wider tensor of NaN.
+A pool lies in poison: slots are wider than their addressed part and apart from each other, and
+bytes that must not be written are compared, too. Tokens lie in a wider tensor of NaN.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ GROUP = 64  # elements of a kind
 ANGLES = 37  # positions in the tables
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 KINDS = 13
-EQUAL = 3  # one token of so many has equal neighbours among its RoPE elements
+EQUAL = 3  # one in EQUAL tokens has equal neighbours among its RoPE elements
 
 
 @contextmanager
 def checked():
-    """Emulated launches under the checker, which finds nothing; on a GPU nothing else happens."""
+    """Run emulated launches under the checker, which must report nothing; no effect on a GPU."""
     with emulation(CHECKED) as active:
         yield
     for report in active.reports:
@@ -43,7 +43,7 @@ def checked():
 
 
 def poisoned(slots: int, slot_bytes: int, device: str = "cpu", seed: int = 0) -> torch.Tensor:
-    """A pool of random bytes whose slots lie apart."""
+    """A pool of random bytes whose slots are not contiguous."""
     generator = torch.Generator().manual_seed(seed)
     size = (slots, slot_bytes + 2 * BESIDE)
     wide = torch.randint(0, 256, size, dtype=torch.uint8, generator=generator)
@@ -51,18 +51,18 @@ def poisoned(slots: int, slot_bytes: int, device: str = "cpu", seed: int = 0) ->
 
 
 def around(pool: torch.Tensor) -> torch.Tensor:
-    """All bytes of a poisoned pool, those beside its slots too."""
+    """All bytes of a poisoned pool, including those between its slots."""
     begin, width = pool.storage_offset() - BESIDE, pool.shape[1] + 2 * BESIDE
     return pool.as_strided((len(pool), width), (pool.stride(0), 1), begin)
 
 
 def like(pool: torch.Tensor) -> torch.Tensor:
-    """A copy on the CPU, and of what lies beside."""
+    """A copy on the CPU, including the bytes between slots."""
     return around(pool).cpu().clone()[:, BESIDE : BESIDE + pool.shape[1]]
 
 
 def assert_equal(got: torch.Tensor, expected: torch.Tensor) -> None:
-    """Byte for byte."""
+    """Compare byte for byte."""
     mine, theirs = (x.cpu().contiguous().flatten().view(torch.uint8) for x in (got, expected))
     differ = (mine != theirs).nonzero()
     assert not len(differ), f"{len(differ)} bytes differ, the first at {differ[0].tolist()}"
@@ -70,9 +70,11 @@ def assert_equal(got: torch.Tensor, expected: torch.Tensor) -> None:
 
 @dataclass(frozen=True)
 class Movement:
-    """tokens to `slots` slots of `rows` entries, between paddings of `gap` bytes.
+    """A movement of tokens to or from `slots` slots of `rows` entries, between paddings of `gap`
+    bytes.
 
-    holes: of so many tokens one has -1. packed: token strides are as small as they can be.
+    holes: one in `holes` tokens has -1.
+    packed: token strides are as small as possible.
     """
 
     record: Record
@@ -96,7 +98,7 @@ class Movement:
         return Rows(pool, self.gap, begin if scales else 0, self.rows, self.record)
 
     def mapping(self, device: str = "cpu", *, repeats: bool = False) -> torch.Tensor:
-        """An entry for every token, none twice unless it is read only; holes in between."""
+        """An entry for every token, with holes; entries repeat only with `repeats`, for reading."""
         pick = random.Random(str(self))
         entries = self.slots * self.rows
         if repeats:
@@ -123,14 +125,14 @@ class Movement:
         inverse = 10000.0 ** (-torch.arange(0, ROPE, 2) / ROPE)
         angles = torch.arange(ANGLES)[:, None] * inverse
         angles[:2] = math.pi / 4 * torch.tensor([[1.0], [-1.0]])
-        # What is left of equal neighbours there is 0, or what a fused product did not round.
+        # A rotation of equal neighbours there leaves 0, or the rounding error of a fused product.
         positions[::EQUAL] = torch.arange(len(positions[::EQUAL])) % 2
         table = torch.cat((angles.cos(), angles.sin()), 1).to(device)
         return positions.to(device), table[:, : ROPE // 2], table[:, ROPE // 2 :]
 
 
 def latents(tokens: int, seed: int, dtype: torch.dtype, elements: int = 512) -> torch.Tensor:
-    """[T, elements]: groups of many kinds in turn, the RoPE elements as well."""
+    """Random rows [T, elements] with groups of many kinds, including the RoPE elements."""
     generator = torch.Generator().manual_seed(seed)
     groups = torch.randn(tokens, elements // GROUP, GROUP, generator=generator)
     kinds = torch.randint(KINDS, groups.shape[:2], generator=generator)
@@ -145,7 +147,7 @@ def latents(tokens: int, seed: int, dtype: torch.dtype, elements: int = 512) -> 
     groups[kinds == 7, 5] = math.inf
     groups[kinds == 8, GROUP - 1] = math.nan
     groups[kinds == 9, 0] = -math.inf
-    # Around what a scale of a power of two just holds, and what is rounded to even.
+    # Values around the limits of a power-of-two scale, and ties that round to even.
     scale = torch.exp2(steps[..., :1] / 4.0 // 1)
     edges = torch.tensor([448.0, 446.0, 450.0, -448.0, 17.0, 19.0, 0.0078125, 0.005859375])
     exact = edges.repeat(GROUP // len(edges)) * scale
@@ -158,14 +160,14 @@ def latents(tokens: int, seed: int, dtype: torch.dtype, elements: int = 512) -> 
 
 
 class Append(Movement):
-    """`append_swa`."""
+    """A call of `append_swa`."""
 
     def check(self, device: str = "cpu", **place: str) -> None:
-        """Every byte of the pool is the reference's."""
+        """Compare every byte of the pool with the reference."""
         rows, slots, kv = self.build_rows(device), self.mapping(device), self.latents(device)
         positions, cos, sin = self.rope(device)
         expected = like(rows.pool)
-        # What a hole has for a position is nobody's business.
+        # A hole's position may be anything.
         positions = torch.where(slots < 0, 1 << 40, positions)
         with checked():
             api.append_swa(rows, kv, positions, slots, cos, sin, **place)
@@ -175,13 +177,13 @@ class Append(Movement):
 
 
 class Gather(Movement):
-    """`gather` of whatever bytes: every code of e4m3 and of a scale, their NaN too."""
+    """A call of `gather` for any bytes: every code of e4m3 and of a scale, including NaN."""
 
     def check(self, device: str = "cpu", **place: str) -> None:
-        """Every byte of the result, and of what lies beside it, is the reference's."""
+        """Compare every byte of the result, and of its surroundings, with the reference."""
         rows, indices = self.build_rows(device), self.mapping(device, repeats=True)
         if self.record.scale_bytes:
-            rows.scales()[..., 0] = 0  # the smallest of codes
+            rows.scales()[..., 0] = 0  # the smallest code
         latent = LATENTS.get(self.record.name)
         whole = latent.elements if latent else self.record.data_bytes // 2
         wide = torch.full((self.tokens, whole + 48), math.nan, dtype=torch.bfloat16, device=device)
@@ -200,12 +202,12 @@ MORE_SIZES = ((1, 1, 1, 16, 0), (33, 3, 11, 16, 2), (64, 2, 128, 96, 9), (300, 4
 
 
 def more_cases(kind: type[Movement], record: Record, dtype: str = "bf16") -> list[Movement]:
-    """One token and many, pools of one slot and of many, with holes and without."""
+    """Cases with one token and many, pools of one slot and of many, with and without holes."""
     return [kind(record, *sizes, dtype=dtype, seed=seed) for seed, sizes in enumerate(MORE_SIZES)]
 
 
 def any_case(kind: type[Movement], records: Sequence[Record]) -> st.SearchStrategy[Movement]:
-    """Any case of these."""
+    """A strategy for any case of this kind and these records."""
     return st.builds(
         kind,
         record=st.sampled_from(records),
@@ -224,7 +226,7 @@ def any_case(kind: type[Movement], records: Sequence[Record]) -> st.SearchStrate
 
 @dataclass(frozen=True)
 class Plain:
-    """`append_rows` of tokens [T, *shape] of K and, where there is one, of V.
+    """A call of `append_rows` for tokens [T, *shape] of K and, optionally, of V.
 
     apart: elements between tokens.
     """
@@ -253,7 +255,7 @@ class Plain:
         return found
 
     def check(self, device: str = "cpu", **place: str) -> None:
-        """K and V in one pool, one behind the other, or K alone: every byte of it."""
+        """Compare every byte of a pool with K followed by V, or K alone."""
         places, rows, begin = [], 7, self.gap
         for shape in filter(None, (self.k, self.v)):
             record = Record("plain", math.prod(shape) * self.dtype.itemsize)
@@ -275,7 +277,8 @@ class Plain:
 
 @dataclass(frozen=True)
 class Slots:
-    """`copy_slots` between pools of so many bytes, or within one; segments as it takes them."""
+    """A call of `copy_slots` between two pools of these sizes, or within one; segments as in the
+    call."""
 
     source_bytes: int
     target_bytes: int = 0
@@ -289,7 +292,7 @@ class Slots:
         return f"slots-{self.source_bytes}-{self.target_bytes}-{len(self.pairs)}{parts}"
 
     def check(self, device: str = "cpu", **place: str) -> None:
-        """Every byte of both pools."""
+        """Compare every byte of both pools."""
         source = poisoned(self.slots, self.source_bytes, device)
         target = source
         if self.target_bytes:
@@ -311,7 +314,7 @@ class Slots:
 
 @dataclass(frozen=True)
 class Sums:
-    """`checksum` of a range of some of four slots."""
+    """A call of `checksum` for a range of some of four slots."""
 
     slot_bytes: int
     begin: int
@@ -322,7 +325,7 @@ class Sums:
         return f"sums-{self.slot_bytes}-{self.begin}-{self.end}-{len(self.slots)}"
 
     def check(self, device: str = "cpu", **place: str) -> None:
-        """The numbers."""
+        """Compare the numbers."""
         pool = poisoned(4, self.slot_bytes, device)
         slots = torch.tensor(self.slots, dtype=torch.int64, device=device)
         with checked():

@@ -1,4 +1,6 @@
-"""Every kernel in the emulator, under its checker: the reference's bytes and no others."""
+"""Every kernel in the emulator, under its checker: it writes the reference's bytes and no
+others.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ ROWS = [
     for tokens in (1, 2, 35)
     for k, v, dtype in (
         ((1, 576), (), torch.bfloat16),
-        ((128, 128), (128, 128), torch.uint8),  # more vectors than a row's threads have at once
+        ((128, 128), (128, 128), torch.uint8),  # more vectors than a row's threads process at once
         ((1, 1), (1, 3), torch.uint8),
         ((2, 64), (8, 64), torch.float32),
     )
@@ -106,7 +108,7 @@ def test_more(case, arch):
 
 @st.composite
 def any_slots(draw):
-    """Segments that lie anywhere in the source, side by side in the target."""
+    """Segments anywhere in the source, which are disjoint and ordered in the target."""
     source, place, segments = draw(st.integers(1, 400)) * 16, 0, []
     for _ in range(draw(st.integers(0, 6))):
         size = draw(st.integers(0, source // 16)) * 16
@@ -138,7 +140,7 @@ def test_nothing_to_do(case):
 
 @each_arch
 def test_every_element_with_every_scale(arch):
-    """256 codes of e4m3 beside 256 of the scale."""
+    """All 256 codes of e4m3 with all 256 of the scale."""
     rows = 256
     pool = torch.zeros(1, rows * 584, dtype=torch.uint8)
     where = Rows(pool, 0, rows * 576, rows, FP8_584)
@@ -179,7 +181,7 @@ def test_what_was_appended_comes_back(record):
 
 
 def of_layers(pool):
-    """[(K, V)], behind each other in a pool."""
+    """[(K, V)] of layers that follow each other in a pool."""
     record, size = Record("plain", 96), 7 * 96 + 80
     begins = range(0, pool.shape[1] - size, 2 * size)
     return [
@@ -189,8 +191,8 @@ def of_layers(pool):
 
 
 def test_layers_whose_rows_are_alone_have_one_tape():
-    """As on a GPU, where the call of one layer is repeated for the others: their bytes, and no
-    others. Rows that overlap are refused there, too."""
+    """The tape of one layer's call serves the other layers, as on a GPU: it writes their bytes, and
+    no others. Overlapping rows are still refused."""
     pool, slots = poisoned(5, 6 * (7 * 96 + 80)), torch.tensor([34, -1, 0, 20, 8, 9])
     expected, x = like(pool), torch.randint(0, 256, (3, 2, len(slots), 96), dtype=torch.uint8)
     forget()
@@ -212,7 +214,7 @@ def test_layers_whose_rows_are_alone_have_one_tape():
 
 
 def test_the_check_sees_a_wrong_byte(monkeypatch):
-    """Of a test: entries that the reference puts elsewhere are found."""
+    """The test itself: entries that the reference puts elsewhere are noticed."""
     put = reference._put
     elsewhere = lambda view, slots, values: put(view, slots.flip(0), values)  # noqa: E731
     monkeypatch.setattr(reference, "_put", elsewhere)
@@ -220,8 +222,8 @@ def test_the_check_sees_a_wrong_byte(monkeypatch):
         Plain(5, (2, 8)).check()
 
 
-# ---- Grids of the data movement: fewer CTAs than there is work take turns, and do all of it;
-# pieces of slots, rows of threads, widths of accesses
+# ---- Grids of the data movement: with fewer CTAs than work they loop over all of it; pieces of
+# slots, rows of threads, widths of accesses
 
 
 @pytest.fixture

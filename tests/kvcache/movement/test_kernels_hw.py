@@ -1,5 +1,5 @@
 """The data movement on the GPU itself: bytes of the reference, offsets beyond 32 bits, graphs that
-are captured once and replayed on other mappings, pinned memory of the host.
+are captured once and replayed with other mappings, pinned memory of the host.
 
 `python -m pytest --hw -m hw tests/kvcache/movement/test_kernels_hw.py`
 """
@@ -61,7 +61,7 @@ def test_bytes(case):
 
 @each_record
 def test_rows_behind_four_gib(record):
-    """Entries that 32 bits do not address, written and read back."""
+    """Entries that 32 bits do not address are written and read back."""
     rows, slot_bytes = 128, 1 << 20
     slots = 9 * GIB // 2 // slot_bytes
     pool = torch.zeros(slots, slot_bytes, dtype=torch.uint8, device="cuda")
@@ -96,7 +96,7 @@ def test_slots_behind_four_gib():
 
 
 def test_out_of_range_writes_nothing():
-    """On a GPU nobody looks before: the kernel passes over such numbers."""
+    """On a GPU nothing checks the numbers before: the kernel skips such rows."""
     case = Movement(FP8_584, 6)
     rows, kv, (positions, cos, sin) = case.build_rows("cuda"), *_of(case)
     wrong = torch.tensor([rows.entries, -2, 1 << 40, -(1 << 62), rows.entries + 1, -1])
@@ -120,7 +120,7 @@ def _of(case):
 
 @each_record
 def test_is_captured_in_a_graph(record):
-    """Replayed on other values, positions and mappings, padding included."""
+    """Replays have other values, positions and mappings, including padding."""
     first, later = (Movement(record, 300, 90, 61, seed=seed) for seed in (1, 2))
     rows, kv, (positions, cos, sin) = first.build_rows("cuda"), *_of(first)
     slots = first.mapping("cuda")
@@ -155,7 +155,7 @@ def test_is_captured_in_a_graph(record):
 
 @pytest.mark.parametrize("segmented", [True, False], ids=["segments", "slots"])
 def test_pinned_memory(segmented):
-    """Offloaded to slots of the host and fetched to others, by the kernel itself."""
+    """The kernel itself offloads to slots of the host and fetches to others."""
     size, slots = SLOT_BYTES, 6
     pool = torch.randint(0, 256, (slots, size), dtype=torch.uint8, device="cuda")
     host = torch.zeros(slots, size, dtype=torch.uint8, pin_memory=True)
@@ -183,7 +183,7 @@ def test_equal_bytes_every_time():
 
 
 def test_every_bf16_as_the_largest_of_its_group():
-    """All finite magnitudes, beside smaller ones: scales and elements are the reference's."""
+    """All finite magnitudes, next to smaller ones: scales and elements are the reference's."""
     tops = torch.arange(0x7F80, dtype=torch.int16).view(torch.bfloat16)
     tokens = -(-len(tops) // 7)
     kv = latents(tokens, 5, torch.bfloat16).nan_to_num(0.0, 0.0, 0.0)

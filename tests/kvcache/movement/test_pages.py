@@ -1,5 +1,6 @@
-"""`append_pages` and `gather_pages`: the reference's bytes and no others, in every layout of an
-engine; what is refused."""
+"""`append_pages` and `gather_pages`: they write the reference's bytes and no others, in every
+layout of an engine; and their refusals.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ class Paging:
         return "-".join(str(word).removeprefix("torch.") for word in words)
 
     def pages(self) -> torch.Tensor:
-        """Random bytes."""
+        """Pages of random bytes."""
         generator = torch.Generator().manual_seed(1)
         sizes, order = (5, self.rows, self.heads, sum(self.columns)), ORDERS[self.order]
         dtype = self.pages_dtype or self.dtype
@@ -49,7 +50,7 @@ class Paging:
         return memory.permute([order.index(d) for d in range(4)])
 
     def tokens(self, count: int) -> list[torch.Tensor]:
-        """K and V, among them what saturates."""
+        """K and V, including values that saturate."""
         generator = torch.Generator().manual_seed(2)
         sizes = [self.columns[0] * self.heads, self.columns[1] * self.heads]
         wide = torch.randn(count, sum(sizes) + 16, generator=generator)
@@ -70,7 +71,7 @@ CASES = [
     Paging(dtype=torch.float16, pages_dtype=E4M3, scales=(1.7, 1.0), columns=(8, 4)),
     Paging(dtype=torch.uint8, columns=(32, 16)),
 ]
-FIRST = 7  # tokens; one more has no slot, and one no row of `slots`
+FIRST = 7  # tokens; one more has no slot, and one has no row of `slots`
 
 
 def slots_of(case: Paging) -> torch.Tensor:

@@ -1,4 +1,6 @@
-"""What the reference itself is: scales and rotations beside those of others, what sums notice."""
+"""The reference itself: scales and rotations compared with published ones, changes that checksums
+notice.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,12 @@ GROUPS, GROUP, NOPE = 7, 64, 448
 
 
 def published_codes(amax: torch.Tensor) -> torch.Tensor:
-    """The exponent byte as FlashMLA's fp32 arithmetic has it: s = 2^ceil(log2(max(.., 1e-4)))."""
+    """The exponent byte by FlashMLA's fp32 arithmetic: s = 2^ceil(log2(max(.., 1e-4)))."""
     return (amax.float() / 448.0).clamp_min(1e-4).log2().ceil().int() + 127
 
 
 def test_scales_of_all_magnitudes():
-    """Every finite bf16 as the largest of its group."""
+    """Every finite bf16 is the largest of a group once."""
     tops = torch.arange(0x7F80, dtype=torch.int16).view(torch.bfloat16)
     entries = torch.zeros(-(-len(tops) // GROUPS) * GROUPS, GROUP, dtype=torch.bfloat16)
     entries[: len(tops), 5] = -tops
@@ -31,7 +33,7 @@ def test_scales_of_all_magnitudes():
     elements = data[:, :NOPE].view(torch.float8_e4m3fn).float().view(-1, GROUP)[: len(tops), 5]
     back = elements.double() * torch.exp2(codes.double() - 127)
     error = (back + tops.double()).abs()
-    step = torch.exp2(codes.double() - 127 - 9)  # half of the smallest number that e4m3 has
+    step = torch.exp2(codes.double() - 127 - 9)  # half of the smallest e4m3 number
     assert (error <= (tops.double() / 16).clamp(min=0) + step).all()
     assert elements.abs().max() <= 448
 
@@ -74,7 +76,7 @@ def test_equal_bytes_wherever_they_lie():
 
 
 def test_it_notices():
-    """Each bit that flips, each pair of words that is swapped, zeros in place of a word."""
+    """Changes are each flipped bit, each pair of swapped words, and zeros in place of a word."""
     pool = poisoned(1, 64)
     seen = {int(reference.checksum(pool, torch.tensor([0]), 0, 64))}
     changed = []
@@ -94,7 +96,7 @@ def test_it_notices():
 
 
 def test_both_halves_are_of_use():
-    """Sums of 32 bits of many contents: as many different ones as chance has it, each by itself."""
+    """Each half of the sums is as distinct as 32 random bits, for many contents."""
     pick = random.Random(1)
     pool = torch.tensor([[pick.randrange(4) for _ in range(64)] for _ in range(2000)])
     found = reference.checksum(pool.to(torch.uint8), torch.arange(2000), 0, 64)

@@ -1,5 +1,6 @@
-"""What kernels of the cache refuse before anything compiles, naming value and limit; and the
-operators: what their schemas say, and what tracers see."""
+"""Arguments that kernels of the cache refuse before anything compiles, naming value and limit;
+schemas of the operators, and what tracers see.
+"""
 
 from __future__ import annotations
 
@@ -178,7 +179,7 @@ def test_tracers_see_operators():
 
 
 def test_both_pools_of_a_copy_may_be_in_memory_of_the_host(monkeypatch):
-    """Tables elsewhere stand for those on a GPU; tests on GPUs copy to and from pinned memory."""
+    """Tensors on meta simulate those on a GPU; tests on GPUs copy to and from pinned memory."""
     monkeypatch.setattr("kernelkit.call.operator.require_memory", lambda **tensors: None)
     pairs = torch.zeros(1, 2, dtype=torch.int64, device="meta")
     host = CASE.build_rows().pool

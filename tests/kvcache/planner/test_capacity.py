@@ -24,7 +24,7 @@ from kvcache.planner.capacity import (
 from kvcache.planner.traffic import step_traffic
 from tests.kvcache.layouts.any_layout import layouts
 
-# ---- The planner's arithmetic: every byte accounted for, and no better division of the memory
+# ---- The planner's arithmetic: every byte accounted for, and the best division of the memory
 
 QUICK = settings(max_examples=60, deadline=None)
 PRO = presets.deepseek_v4_pro()
@@ -55,7 +55,7 @@ def test_stranded_bytes_by_hand():
     """129 tokens of V4-Pro with a draft of 3: two blocks, the second with one token."""
     held = usage(presets.deepseek_v4_pro(draft=3), 129)
     assert held.blocks == 2
-    assert held.stranded["last block"] == 644_024  # no entry is complete there
+    assert held.stranded["last block"] == 644_024  # no entry is complete in it
     # In a block 30 CSA pages of 18,688 bytes in 19,008, the HCA page of 31 * 584 in 18,432 ...
     assert PRO.block_regions[-1].bytes == 18_432
     blocks = 2 * (30 * 320 + 18_432 - 31 * 584)
@@ -77,7 +77,7 @@ def test_workspaces_are_for_quantised_entries_alone():
 
 
 def everything(made):
-    """Bytes by what they are for, which add up to the memory."""
+    """Return the bytes by purpose, which add up to the memory."""
     assert sum(made.shares.values()) == made.memory
     assert min(made.shares.values()) >= 0
     return made.shares
@@ -91,7 +91,8 @@ def everything(made):
     st.integers(0, 64),
 )
 def test_no_division_of_the_memory_has_room_for_more(layout, pairs, requests, sixteenths):
-    """Exactly as much as `requests` need, and then some: one more has no room in any division."""
+    """Given the memory for `requests`, and slightly more, no division has room for one more
+    request."""
     mix = Mix(tuple(t for t, _ in pairs), tuple(w for _, w in pairs))
 
     def needed(count):
@@ -209,7 +210,7 @@ def test_where_nothing_fits_the_message_says_what_would():
 
 
 def test_expanded_records_are_known_by_their_names():
-    """Every quantised entry that a preset has outside an indexer is one that gather expands."""
+    """gather expands every quantised record of a preset, except an indexer's."""
     quantised = set()
     for name in presets.CONFIGS:
         for record in ("fp8", "fp8-index8", "fp4"):
@@ -232,7 +233,7 @@ def by_name(*given, **options):
 
 
 def test_a_decode_step_of_v4_pro():
-    """64k tokens behind it: the keys of the indexer are most of what is read."""
+    """After 64k tokens, the keys of the indexer are most of what is read."""
     parts = by_name(PRO, [(CONTEXT - 1, CONTEXT)], selected={"csa": 1024})
     assert parts["swa"].read == 61 * 128 * 584
     assert parts["swa"].written == 61 * 584
@@ -266,7 +267,7 @@ def test_no_tokens_no_bytes():
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 700), st.integers(0, 300), st.booleans(), st.integers(0, 4))
 def test_tails_row_by_row(start, tokens, online, draft):
-    """What windows that are completed read, every half row as often as it is needed."""
+    """Completed windows read each half row as often as it is needed."""
     options = Options(draft=draft, online_hca=online)
     layout, length = deepseek_v4("v4", [4, 128], 128, options), start + tokens
     parts = by_name(layout, [(start, length)])
@@ -277,7 +278,7 @@ def test_tails_row_by_row(start, tokens, online, draft):
 
 
 def _halves(tail: Tail, start: int, length: int):
-    """fp32 rows of `width` that the step reads."""
+    """Yield the number of fp32 rows of `width` that the step reads."""
     if tail.online:
         yield 3 * (start % tail.ratio > 0 and length > start)
         return

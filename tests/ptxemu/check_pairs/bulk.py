@@ -1,4 +1,4 @@
-"""Bulk and tensor (TMA) copies, and what launch control answers."""
+"""Bulk and tensor (TMA) copies, and answers of launch control."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.ptxemu.check_pairs.scenario import Lacks, Scenario, handed_over
 
 
 def _ask(barrier: str) -> str:
-    """For the work of a cluster that does not run yet; 16 bytes answer."""
+    """Request the work of a cluster that does not run yet; the answer has 16 bytes."""
     return f"""{parts.expect(16, barrier)}
         @%first clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128\
  [slot], [{barrier}];"""
@@ -16,13 +16,13 @@ def _ask(barrier: str) -> str:
 _SAME_STAGE = parts.TMA_LOAD.replace("full", "other")
 
 SCENARIOS = {
-    # Whoever reads the tile has waited for its bytes.
+    # The reader of the tile has waited for its bytes.
     "TMA load": handed_over(
         Lacks("wait", "mbarrier.try_wait", "load", "use"),
         fill=parts.tma_load(),
         wait="wait full, 0; //-wait",
     ),
-    # One warp waits for the bytes and tells another by a named barrier.
+    # One warp waits for the bytes, and signals another by a named barrier.
     "TMA load, passed on": handed_over(
         Lacks("wait barrier", "mbarrier.try_wait", "load", "use"),
         fill=parts.tma_load(),
@@ -344,7 +344,7 @@ SCENARIOS |= {
         """,
         Lacks("wait", "cp.async.wait_group", "before", "copy"),
     ),
-    # Another warp needs a barrier behind the wait.
+    # Another warp needs a barrier after the wait.
     "cp.async.wait_all": handed_over(
         Lacks("wait", "cp.async.wait_group", "copy", "use"),
         Lacks("barrier", "barrier", "copy", "use"),
@@ -352,7 +352,7 @@ SCENARIOS |= {
         wait="bar.sync 1, 64; //-barrier",
         fill=_COPY,
     ),
-    # The mbarrier tells when the copies of all lanes are there.
+    # The mbarrier signals that the copies of all lanes have arrived.
     "cp.async.mbarrier.arrive.noinc": handed_over(
         Lacks("plain", "cp.async.mbarrier.arrive", "copy", "use"),
         Lacks("wait", "an mbarrier arrival and a wait", "copy", "use"),
@@ -360,7 +360,8 @@ SCENARIOS |= {
         wait="wait full, 0; //-wait",
         fill=_COPY,
     ),
-    # Without .noinc it makes up for its own arrival, and another one completes the phase.
+    # Without .noinc the instruction offsets its own arrival, so another one has to complete the
+    # phase.
     "cp.async.mbarrier.arrive": handed_over(
         Lacks("arrive", "cp.async.mbarrier.arrive", "copy", "use"),
         signal="""cp.async.mbarrier.arrive.shared.b64 [full]; //-arrive
@@ -407,7 +408,7 @@ SCENARIOS |= {
 }
 
 
-# Tensor maps in global memory that the kernel writes itself: a release and an acquire of the
+# Tensor maps in global memory that the kernel writes itself need a release and an acquire of the
 # tensormap proxy between the write and the instruction that uses the map.
 
 _PLACE = "add.u64 %d3, %output, 8192;"

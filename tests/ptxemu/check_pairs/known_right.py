@@ -1,4 +1,6 @@
-"""Edges that kernels of others, known right on hardware, rely on; each names one of them."""
+"""Synchronisation that others' kernels, known to be right on hardware, rely on; each entry names
+one.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ _ARRIVE = "mbarrier.arrive.shared.b64 _, [full];"
 _HANDED_OVER = "mbarrier arrival and a wait"
 
 SCENARIOS = {
-    # One arrival hands over what the whole warp wrote.
+    # One arrival hands over the writes of the whole warp.
     "mbarrier.try_wait": handed_over(
         Lacks("wait", _HANDED_OVER, "fill", "use"),
         signal="bar.warp.sync 0xffffffff;\n@%first mbarrier.arrive.shared.b64 _, [full];",
@@ -20,7 +20,7 @@ SCENARIOS = {
         signal=_ARRIVE,
         wait="POLL: mbarrier.test_wait.parity.shared.b64 %p1, [full], 0; @!%p1 bra POLL; //-poll",
     ),
-    # A warp that arrives, too, waits for the phase that its arrival belongs to.
+    # A warp that also arrives waits for the phase of its own arrival.
     "wait by state": handed_over(
         Lacks("poll", _HANDED_OVER, "fill", "use"),
         signal=_ARRIVE,
@@ -28,15 +28,15 @@ SCENARIOS = {
             POLL: mbarrier.try_wait.shared.b64 %p1, [full], %state; @!%p1 bra POLL; //-poll""",
         barriers={"full": 64},
     ),
-    # An arrival tells what came before it, not what follows.
+    # An arrival covers what came before it, not what follows.
     "arrival before the store": handed_over(
         Lacks("late", _HANDED_OVER, "late", "use"),
         signal=f"{_ARRIVE}\n//~late: st.shared.b32 [%mine], %lane; //:late",
         wait="wait full, 0;",
         fill="st.shared.b32 [%mine], %lane; //-late",
     ),
-    # A fresh barrier lets a wait for parity 1 pass. Warp 0 has stored long before that happens
-    # here, so that the results are right even then.
+    # A wait for parity 1 passes on a fresh barrier. Here warp 0 has stored long before that, so
+    # that the results are right even then.
     "parity": handed_over(
         Lacks("wrong", _HANDED_OVER, "fill", "use"),
         signal=f"wait go, 0;\n{_ARRIVE}",
@@ -102,21 +102,21 @@ SCENARIOS = {
         """,
         Lacks("first second", _HANDED_OVER, "fill", "use"),
     ),
-    # The producer arrives for the last time.
+    # The producer's last arrival.
     "arrive_drop": handed_over(
         Lacks("wait", _HANDED_OVER, "fill", "use"),
         signal="mbarrier.arrive_drop.shared.b64 _, [full];",
         wait=f"{_ARRIVE}\nwait full, 0; //-wait",
         barriers={"full": 64},
     ),
-    # An arrival that is relaxed tells of memory only what a fence came behind.
+    # A relaxed arrival publishes only writes before a fence that precedes it.
     "arrive.relaxed": handed_over(
         Lacks("fence", "release", "fill", "use"),
         signal="""fence.acq_rel.cta; //-fence
             mbarrier.arrive.relaxed.cta.shared::cta.b64 _, [full];""",
         wait="wait full, 0;",
     ),
-    # A wait that is relaxed learns of memory only at the fence behind it.
+    # A relaxed wait makes memory visible only at a fence after it.
     "try_wait.relaxed": handed_over(
         Lacks("fence", "acquire", "fill", "use"),
         signal=_ARRIVE,
@@ -161,7 +161,7 @@ SCENARIOS |= {
         """,
         Lacks("barrier", "barrier", "again", "use"),
     ),
-    # The producer goes on; only the consumer waits.
+    # The producer does not block; only the consumer waits.
     "bar.arrive": handed_over(
         Lacks("wait", "barrier", "fill", "use"),
         Lacks("late", "barrier", "again", "use"),
@@ -231,7 +231,7 @@ SCENARIOS |= {
         """,
         Lacks("sync", "bar.warp.sync", "use", "again"),
     ),
-    # They reach the same bytes.
+    # Both reach the same bytes.
     "generic addresses": handed_over(
         _LACKS,
         signal=_SYNC,

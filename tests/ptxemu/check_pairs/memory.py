@@ -16,7 +16,7 @@ def _set(semantics: str = "release.gpu", flag: str = _GLOBAL) -> str:
 
 
 def _poll(semantics: str = "acquire.gpu", flag: str = _GLOBAL, value: int = 1) -> str:
-    """Loads until the value is there."""
+    """Load until the value appears."""
     load = f"ld.{semantics}.{flag}".replace(" ", " %r1, ")
     return f"{{ POLL: {load}; setp.ne.u32 %p1, %r1, {value}; @%p1 bra POLL; }}"
 
@@ -300,11 +300,11 @@ SCENARIOS = {
 }
 
 
-# Lanes of one warp: bar.warp.sync orders their memory, and only of the lanes that it names.
+# Lanes of one warp: bar.warp.sync orders memory between the lanes that it names, and no others.
 #
-# What waits for lanes and says nothing of memory (PTX ISA, "vote.sync", "shfl.sync", "match.sync",
-# "redux.sync", "elect.sync"; CUDA C++ Programming Guide, "Warp Vote Functions" and those behind it)
-# does not take its place.
+# Instructions that wait for lanes without a memory guarantee do not replace it (PTX ISA,
+# "vote.sync", "shfl.sync", "match.sync", "redux.sync", "elect.sync"; CUDA C++ Programming Guide,
+# "Warp Vote Functions" and the sections after it).
 
 _ALL = "0xffffffff"
 _MEET = f"bar.warp.sync {_ALL};"

@@ -1,9 +1,10 @@
-"""Pieces of PTX that many pairs share. Where a piece has several lines, the one that matters is the
-last, or has a name: `load`, `read`, `mma`, `alloc`, `address`."""
+"""Pieces of PTX that many pairs share. In a piece of several lines, the important one is the last,
+or has a name: `load`, `read`, `mma`, `alloc`, `address`.
+"""
 
 from __future__ import annotations
 
-# A tile is 128 bytes: one row of the tensor, and what the lanes of a warp reach at %mine.
+# A tile is 128 bytes: one row of the tensor, which the lanes of a warp reach at %mine.
 TMA_LOAD = (
     "@%first cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
     " [tile], [%from, {%zero, %zero}], [full];"
@@ -20,7 +21,7 @@ BULK_STORE = "@%first cp.async.bulk.global.shared::cta.bulk_group [%output], [ti
 BULK_REDUCTION = BULK_STORE.replace("cp.", "cp.reduce.").replace("_group", "_group.add.u32")
 DRAIN = """cp.async.bulk.commit_group;
     cp.async.bulk.wait_group 0;"""
-# The tile is filled, and the async proxy may read it when a lane of this warp says so.
+# The tile is filled, and the async proxy may read it once a lane of this warp signals.
 FILL_FOR_ASYNC = """st.shared.b32 [%mine], %lane;
     fence.proxy.async.shared::cta;
     bar.warp.sync 0xffffffff;"""
@@ -31,13 +32,13 @@ def expect(nbytes: int = 128, barrier: str = "full") -> str:
 
 
 def tma_load(into: str = "tile", barrier: str = "full") -> str:
-    """With the expectation of its bytes."""
+    """A TMA load, with the expectation of its bytes."""
     load = TMA_LOAD.replace("[tile]", f"[{into}]").replace("full", barrier)
     return f"{expect(barrier=barrier)}\n{load} //:load"
 
 
 def bulk_load(source: str = "%input", nbytes: int = 128, into: str = "tile") -> str:
-    """With the expectation of its bytes."""
+    """A bulk load, with the expectation of its bytes."""
     load = BULK_LOAD.replace("%input", source).replace("128", f"{nbytes}").replace("tile", into)
     return f"{expect(nbytes)}\n{load} //:load"
 
@@ -58,7 +59,7 @@ def arrive_at_peer(barrier: str = "full", semantics: str = "release.cluster") ->
 
 
 def copy_to_peer(into: str, source: str = "tile") -> str:
-    """The bytes come at `full` of the peer."""
+    """A copy to the peer, which signals the peer's `full`."""
     return f"""mapa.shared::cluster.u32 %r1, {into}, %peer;
     mapa.shared::cluster.u32 %r2, full, %peer;
     @%first cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes\
@@ -66,7 +67,7 @@ def copy_to_peer(into: str, source: str = "tile") -> str:
 
 
 def alloc(ctas: int = 1) -> str:
-    """32 columns of tensor memory."""
+    """Allocate 32 columns of tensor memory."""
     return f"""tcgen05.alloc.cta_group::{ctas}.sync.aligned.shared::cta.b32 [slot], 32; //:alloc
     tcgen05.relinquish_alloc_permit.cta_group::{ctas}.sync.aligned;"""
 
@@ -78,7 +79,7 @@ def dealloc(ctas: int = 1) -> str:
 ADDRESS = """ld.shared.b32 %tmem, [slot]; //:address
     shl.b32 %lanes, %warp, 21;
     add.u32 %lanes, %lanes, %tmem;"""
-# Tensor memory: 4 columns of the lanes of a warp, and an MMA whose accumulator they are.
+# Tensor memory: 4 columns in the lanes of a warp, and an MMA that accumulates in them.
 WRITE = "tcgen05.st.sync.aligned.32x32b.x4.b32 [%lanes], {%lane, %lane, %lane, %lane};"
 READ = "tcgen05.ld.sync.aligned.32x32b.x4.b32 {%r1, %r2, %r3, %r4}, [%lanes];"
 READ_WHOLE = f"{READ} //:read\ntcgen05.wait::ld.sync.aligned;"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.ptxemu.check_pairs import parts
 from tests.ptxemu.check_pairs.scenario import Lacks, Scenario
 
-# a and b are operands of 128 x 8 x 32 e4m3, too; scale factors of A in columns 16 to 19, B in 20
+# a and b are also operands of 128 x 8 x 32 e4m3; scale factors: A in columns 16 to 19, B in 20
 _SET = """mov.u32 %r0, tile;
 and.b32 %r0, %r0, 0x3ffff;
 shr.u32 %r0, %r0, 4;

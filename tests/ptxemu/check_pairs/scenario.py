@@ -1,16 +1,16 @@
 """Scenarios for the race checker: a small kernel that is right, and variants that lack one thing.
 
-The body of a kernel is PTX in sections. `warp 1:` begins what warp 1 alone executes, `cta 0:` what
-all warps of the CTA of that rank do, `cta 0 warp 1:` what one warp of it does, `all:` what everyone
-does; the first line of a section may stand behind the colon. `wait full, 0;` loops until that phase
+The body of a kernel is PTX in sections. `warp 1:` begins code that only warp 1 executes, `cta 0:`
+code of all warps of the CTA of that rank, `cta 0 warp 1:` code of one warp of it, `all:` code of
+all warps. The first line of a section may follow the colon. `wait full, 0;` loops until that phase
 of an mbarrier is complete; `wait.cluster` is an acquire of the cluster's scope, `wait.cta` one of
-the CTA's. At the end of a line stand marks:
+the CTA's. Marks may follow a line:
 
-    //:name               the line is called so where the checker is to name it
+    //:name               name of the line, if the checker is to report it
     //-variant            the variant lacks the line
-    //~variant: other     the variant has `other` in its place, which may have a name, too
+    //~variant: other     the variant has `other` instead, which may also have a name
 
-What a body can use is declared in `_HEAD`; pieces that many share are in `parts.py`.
+`_HEAD` declares what a body can use; pieces that many share are in `parts.py`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from ptxemu.report import LaunchReport
 from tests.ptxemu.check_pairs import parts
 from tests.ptxemu.kernels import HEAD
 
-# Every lane has a word: %mine in the tile, %theirs in that of the peer, %in and %out in input and
-# output, which are global memory. %next is the word of the next lane in the tile.
-# a and b: operands of an MMA of 128 x 8 x 16 f16, K-major without swizzle, 4096 and 256 bytes;
-# %a, %b and %idesc describe it.
+# Every lane has a word: %mine in the tile, %theirs in the peer's tile, %in and %out in input and
+# output, which are global memory. %next is the word of the next lane in the tile. a and b: operands
+# of an MMA of 128 x 8 x 16 f16, K-major without swizzle, 4096 and 256 bytes; %a, %b and %idesc
+# describe it.
 _HEAD = (
     HEAD
     + """\
@@ -88,9 +88,13 @@ _SECTION = re.compile(r"(?:all|(?:cta (\d+))? ?(?:warp (\d+))?):(?:\s+(.*)|$)")
 
 @dataclass(frozen=True)
 class Lacks:
-    """Variants that lack the same, by their names, and what the checker is to say of them: a part
-    of what it calls missing, or of its message where it names no access; the lines of the two
-    accesses; and which check it is."""
+    """Variants that lack the same thing, and the expected finding.
+
+    variants: their names.
+    missing: a part of what the finding calls missing, or of its message if it names no access.
+    earlier, later: named lines of the two accesses.
+    check: which check reports it.
+    """
 
     variants: str
     missing: str
@@ -102,17 +106,17 @@ class Lacks:
 class Scenario:
     """A kernel and its variants.
 
-    barriers  mbarriers by name with their counts, initialised before the body. Those that the body
-              waits for or commits to need not be told: one arrival where one thread arrives or
-              commits, else one of every lane of a warp. `done` is for the commit behind the last
-              MMA or copy; everyone waits for it at the end of the body.
-    warps     at least as many as the body has sections for, and four where it uses tensor memory:
-              32 columns, their address in %tmem, and with the lanes of the warp in %lanes.
-    cluster   its CTAs: two where the body speaks of a peer, a pair or the cluster's barrier.
-    grid      CTAs: at least as many as the body has sections for.
-    bare      the CTA, or cluster, does not meet before and behind the body, which allocates and
-              frees tensor memory itself.
-    again     launched a second time, as a dependent of the first launch.
+    barriers: counts of mbarriers by name, initialised before the body. Those that the body waits
+    for or commits to may be left out: their count is 1 if one thread arrives or commits, else one
+    for each lane of a warp. `done` is for the commit after the last MMA or copy; all warps wait for
+    it at the end of the body.
+    warps: at least one for each section of the body, and four if it uses tensor memory: 32 columns,
+    with their address in %tmem, and that of the warp's lanes in %lanes.
+    cluster: number of CTAs: two if the body uses a peer, a pair or the cluster's barrier.
+    grid: number of CTAs: at least one for each section of the body.
+    bare: no barrier of the CTA, or cluster, surrounds the body, which allocates and frees tensor
+    memory itself.
+    again: whether the kernel is launched a second time, as a dependent of the first launch.
     """
 
     def __init__(
@@ -137,12 +141,13 @@ class Scenario:
 
 
 def _sections(code: str, kind: str) -> int:
-    """One more than the highest number of a section."""
+    """Return the highest section number plus one."""
     return 1 + max((int(number) for number in re.findall(rf"{kind} (\d+)", code)), default=0)
 
 
 def _mbarriers(code: str) -> dict[str, int]:
-    """Those that a body waits for or commits to, and does not initialise itself; their counts."""
+    """Counts of the mbarriers that a body waits for or commits to, and does not initialise
+    itself."""
     own = re.findall(r"mbarrier\.init\S* \[(\w+)\]", code)
     commits = re.findall(r"tcgen05\.commit.*?\[(\w+)\]", code)
     alone = re.findall(r"@%(?:first|one) mbarrier\.arrive.*?\[(\w+)\]", code) + commits
@@ -173,7 +178,7 @@ def handed_over(
 
 @dataclass
 class Written:
-    """PTX, and the lines that have names."""
+    """PTX, with its named lines."""
 
     lines: list[str]
     names: dict[str, int] = field(default_factory=dict)
@@ -185,7 +190,7 @@ class Written:
 
 
 def write(scenario: Scenario, variant: str = "") -> Written:
-    """The kernel, or one of its variants."""
+    """Write the kernel, or one of its variants."""
     written = Written(_HEAD.splitlines())
     for line in _whole(scenario).splitlines():
         _write_line(written, line.strip(), variant)
@@ -193,7 +198,7 @@ def write(scenario: Scenario, variant: str = "") -> Written:
 
 
 def _whole(scenario: Scenario) -> str:
-    """The body with what comes before and behind it."""
+    """Return the body with the code before and after it."""
     barriers, ctas = scenario.barriers, scenario.cluster
     meet = "" if scenario.bare else parts.MEET if ctas > 1 else "bar.sync 0;"
     before = [f".shared .align 8 .b64 {name};" for name in barriers]
@@ -217,7 +222,7 @@ def _whole(scenario: Scenario) -> str:
 
 
 def _write_line(written: Written, line: str, variant: str) -> None:
-    """One line of a body, with its marks obeyed."""
+    """Write one line of a body, and apply its marks."""
     if section := _SECTION.match(line):
         cta, warp, line = section.groups(default="")
         written.lines.append(_begun(written, cta, warp))
@@ -240,7 +245,7 @@ def _write_line(written: Written, line: str, variant: str) -> None:
 
 
 def _expanded(written: Written, line: str) -> str:
-    """PTX for `wait`."""
+    """Return the PTX of `wait`."""
     waits = _WAIT.fullmatch(line)
     if not waits:
         return line
@@ -252,7 +257,7 @@ def _expanded(written: Written, line: str) -> str:
 
 
 def _begun(written: Written, cta: str, warp: str) -> str:
-    """The end of the section before, and a branch of all others around this one."""
+    """End the previous section, and let all other warps branch around this one."""
     text = f"S{written.sections}:"
     written.sections += 1
     for what, number in (("rank", cta), ("warp", warp)):
@@ -279,7 +284,10 @@ def launch(
     check: bool = True,
     strict: bool = False,
 ) -> LaunchReport:
-    """freed: which of the two buffers are said to be new when the second launch begins."""
+    """Launch a scenario, again if it asks for that.
+
+    freed: which of the two buffers count as new when the second launch begins.
+    """
     source, target = (aligned_copy(np.zeros(_ROWS * _COLUMNS, np.uint32)) for _ in range(2))
     launched = partial(
         module.launch,

@@ -233,9 +233,9 @@ _ACCESSES = {"st": parts.WRITE, "ld": parts.READ}
 
 
 def _in_turn(first: str, second: str) -> dict[str, Scenario]:
-    """Accesses to the same columns by one warp, and by two, which reach the same lanes."""
+    """Accesses to the same columns by one warp, and by two warps that reach the same lanes."""
     one, other = _ACCESSES[first], _ACCESSES[second]
-    use = "st.shared.b32 [%mine], %r1;" if first == "ld" else ""  # or nobody needs the load
+    use = "st.shared.b32 [%mine], %r1;" if first == "ld" else ""  # else the load is unused
     complete = Lacks("complete", f"tcgen05.wait::{first}", first, second)
     alone = Scenario(
         f"""

@@ -1,1 +1,1 @@
-"""Calls that somebody gets wrong, generated and judged."""
+"""Wrong calls, generated and judged."""

@@ -1,4 +1,4 @@
-"""A right call of every public function that takes arguments, for hostile ones to be made of."""
+"""A right call of every public function with arguments, from which hostile calls are made."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _without(given: Given, *names: str) -> Given:
 
 
 def _planned(plan: Plan, given: Given) -> Any:
-    """The results of a plan for the tensors that it was made with."""
+    """Run a plan for the tensors that it was made with."""
     moves = ("q", "k", "v", "kv_lens", "q_offset", "first_keys", "cu_seqlens_q", "cu_seqlens_k",
              "page_table")  # fmt: skip
     tensors = {name: given.get(name) for name in moves}
@@ -129,7 +129,7 @@ def _view(tokens: int) -> StepView:
 
 
 def _pool(slots: int, size: int) -> torch.Tensor:
-    """Bytes that are numbers of bfloat16."""
+    """Random bytes that are finite as bfloat16."""
     return bf16(slots, size // 2).view(torch.uint8)
 
 
@@ -291,7 +291,7 @@ def _warming_moe() -> Given:
 
 
 def _planned_moe(plan: InPlacePlan, _: Given) -> Any:
-    """The result of a plan for the tensors that it was made with."""
+    """Run a plan for the tensors that it was made with."""
     return plan()
 
 
@@ -314,7 +314,7 @@ FOLDER = tempfile.TemporaryDirectory(prefix="hostile-")  # removed when the proc
 
 @functools.cache
 def _folder(name: str) -> Path:
-    """A checkpoint: of gpt-oss, or of experts with tensors of their own."""
+    """Write a checkpoint: of gpt-oss, or with separate tensors of each expert."""
     path = Path(FOLDER.name) / name
     path.mkdir()
     if name == "gpt-oss":
@@ -380,6 +380,18 @@ POOL_BYTES = 4096
 def _pages() -> Given:
     return {"k_pages": bf16(4, 16, 2, 64), "v_pages": bf16(4, 16, 2, 64), "k": bf16(3, 2, 64),
             "v": bf16(3, 2, 64), "slots": torch.tensor([1, 17, -1])}  # fmt: skip
+
+
+def _page_table() -> Given:
+    return {"indptr": torch.tensor([0, 2, 2, 5], dtype=INT),
+            "indices": torch.tensor([4, 1, 0, 7, 3], dtype=INT),
+            "last_page_len": torch.tensor([16, 0, 3], dtype=INT), "page_size": 16,
+            "max_pages": 4}  # fmt: skip
+
+
+def _page_slots() -> Given:
+    return {"table": torch.tensor([[4, 1], [0, -1]], dtype=INT), "page_size": 16,
+            "positions": torch.tensor([31, 2, -1]), "entries": torch.tensor([0, 1, 1])}  # fmt: skip
 
 
 def _fp8_pages() -> Given:
@@ -489,6 +501,8 @@ CACHE_BASES = (
     Base("append_pages", kvcache.append_pages, _pages, ("k_pages", "v_pages")),
     Base("append_pages in e4m3", kvcache.append_pages, _fp8_pages, ("k_pages", "v_pages")),
     Base("gather_pages", kvcache.gather_pages, _pages, ("k", "v")),
+    Base("page_table", kvcache.page_table, _page_table),
+    Base("page_slots", kvcache.page_slots, _page_slots),
     Base("append_rows", kvcache.append_rows, _append_rows, ("first/0/pool",)),
     Base("append_swa", kvcache.append_swa, _append_swa, ("rows/pool",)),
     Base("gather", kvcache.gather, _gather, ("out",)),

@@ -1,4 +1,6 @@
-"""What a hostile call may do: be refused with an error that names what is wrong, or be right."""
+"""Judge hostile calls: a call may be refused with an error that names what is wrong, or be
+right.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ import pytest
 import torch
 
 NAMED = (TypeError, ValueError, NotImplementedError)
-REFUSALS = (*NAMED, FileNotFoundError)  # the last one of functions that read files
-# What Python and torch say of themselves, which names no argument.
+REFUSALS = (*NAMED, FileNotFoundError)  # the last one for functions that read files
+# Messages of Python and torch themselves, which name no argument.
 BARE = re.compile(
     r"not supported between instances|unsupported operand|object is not (iterable|subscriptable)|"
     r"has no attribute|object of type|cannot be interpreted|unpack|unhashable|"
@@ -20,25 +22,26 @@ BARE = re.compile(
 
 
 def hostile(call: Callable[[], object], words: str, *, name: str = "") -> Any:
-    """A row of a table: a call, and words of its message."""
+    """A row of a table: a call, and a part of its message."""
     return pytest.param(call, words, id=name or re.sub(r"[^\w ,.+-]", "", words)[:50])
 
 
 def freed(tensor: torch.Tensor) -> torch.Tensor:
-    """One like it whose memory is gone, as sharded training leaves parameters."""
+    """Return a copy whose memory is freed, as sharded training leaves parameters."""
     copy = tensor.clone()
     copy.untyped_storage().resize_(0)
     return copy
 
 
 def sharing(tensor: torch.Tensor) -> torch.Tensor:
-    """A view of its memory in the same shape, whose elements share bytes."""
+    """Return a view in the same shape whose elements share bytes."""
     first, *others = tensor.stride()
     return tensor.as_strided(tensor.shape, (first // 2, *others))
 
 
 def refused(call: Callable[[], object], words: str) -> Exception:
-    """The error of a call: one of NAMED, with these words, and none of Python's own."""
+    """Return the error of a call, which has to be one of NAMED, with these words, and none of
+    Python's own messages."""
     with pytest.raises(NAMED) as caught:
         call()
     error = caught.value
@@ -55,7 +58,7 @@ RANDOM = torch.Generator().manual_seed(SEED)
 
 
 def begin_again() -> None:
-    """The next values are those of the first call again."""
+    """Restart the random values."""
     RANDOM.manual_seed(SEED)
 
 
@@ -75,7 +78,7 @@ def positive(*shape: int) -> torch.Tensor:
 
 
 def some_bytes(*shape: int) -> torch.Tensor:
-    """Bytes of any value below 0x78, so that no float that they are read as is huge or NaN."""
+    """Random bytes below 0x78, so that no float read from them is huge or NaN."""
     return torch.randint(0x78, shape, dtype=torch.uint8, generator=RANDOM)
 
 

@@ -1,8 +1,8 @@
-"""Calls that somebody gets wrong, drawn from the signatures of public functions.
+"""Wrong calls, drawn from the signatures of public functions.
 
-A call that is right is changed at one or two places: an argument gets a value of another type or
-out of range, a field of a dataclass does, or two tensors are brought into a relation that they may
-not have, such as common memory. What an argument may be is read from its annotation.
+A right call is changed at one or two places: an argument, or a field of a dataclass, gets a value
+of another type or out of range, or two tensors get a forbidden relation, such as common memory.
+Valid values of an argument follow from its annotation.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ def _the_result(result: Any, given: Given) -> Any:
 
 @dataclass(frozen=True)
 class Base:
-    """A public function and a call of it that is right.
+    """A public function and a right call of it.
 
-    make: makes the call's arguments. writes: paths, such as 'rows/pool', of tensors that it writes
-    to. in_place: paths of two tensors that may be one. options_of: the function whose arguments the
-    options of this one are. contents: whether tensors are read, so that they have to have memory,
-    and on one device. computed: makes tensors of the result and the arguments; None: a call
-    computes nothing.
+    make: makes the call's arguments.
+    writes: paths of tensors that it writes to, such as 'rows/pool'.
+    in_place: paths of two tensors that may be one.
+    options_of: function whose arguments are the options of this one.
+    contents: whether tensors are read, so that they have to have memory, on one device.
+    computed: makes tensors of the result and the arguments; None if a call computes nothing.
     """
 
     name: str
@@ -52,16 +53,20 @@ class Base:
     computed: Callable[[Any, Given], Any] | None = _the_result
 
     def arguments(self) -> Given:
-        """The call's arguments, made anew with the same values."""
+        """Make the call's arguments again, with the same values."""
         begin_again()
         return self.make()
 
 
 @dataclass(frozen=True)
 class Call:
-    """A changed call. paths: of what was changed. refused: whether it has to be. typed: whether it
-    is the type that is wrong, so that the message has to name the argument. raised: what the
-    constructor of an argument raised already."""
+    """A changed call.
+
+    paths: changed places.
+    refused: whether the call has to be refused.
+    typed: whether the type is wrong, so that the message has to name the argument.
+    raised: error that the constructor of an argument raised already.
+    """
 
     base: Base
     given: Given
@@ -76,10 +81,10 @@ class Call:
 
 
 class Stranger:
-    """Something that no function knows."""
+    """An object of an unknown type."""
 
 
-# By kind of an argument: (what it is, the value), of another type, and out of range.
+# For each kind of argument: (description, value), with another type, and out of range.
 NUMBERS: tuple[tuple[str, Any], ...] = (
     ("a text", "1"), ("True", True), ("a list", [1]), ("a complex number", 1j), ("bytes", b"1"),
     ("an array", np.ones(2)), ("a stranger", Stranger()), ("np.True_", np.bool_(True)),
@@ -126,7 +131,7 @@ def elsewhere(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def spread(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values, every other element of a row."""
+    """Return the same values in every other element of a row."""
     if not tensor.ndim:
         return tensor
     words = tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor
@@ -134,7 +139,7 @@ def spread(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def broadcast(tensor: torch.Tensor) -> torch.Tensor:
-    """Rows that are all the first one."""
+    """Return rows that are all the first one."""
     return tensor[:1].expand(tensor.shape) if tensor.ndim else tensor
 
 
@@ -159,7 +164,7 @@ def empty(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def shifted(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values at an address that is a multiple of no more than two elements."""
+    """Return the same values at an address that is a multiple of at most two elements."""
     if not tensor.is_contiguous():
         return tensor
     memory = tensor.new_empty(tensor.numel() + 3)[2 : 2 + tensor.numel()]
@@ -167,7 +172,7 @@ def shifted(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def wider(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values amid others: rows lie apart."""
+    """Return the same values inside a wider tensor: rows are not contiguous."""
     if not tensor.ndim:
         return tensor
     beside = -(-32 // tensor.itemsize)  # so that addresses stay multiples of 32 bytes
@@ -176,12 +181,12 @@ def wider(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def swapped(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values, the first two dimensions the other way round in memory."""
+    """Return the same values with the first two dimensions swapped in memory."""
     return tensor.transpose(0, 1).contiguous().transpose(0, 1) if tensor.ndim > 2 else tensor
 
 
 def every_other(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values in every other row of a longer tensor."""
+    """Return the same values in every other row of a longer tensor."""
     if not tensor.ndim:
         return tensor
     return _others(tensor, 2 * len(tensor), *tensor.shape[1:])[::2].copy_(tensor)
@@ -206,7 +211,7 @@ def of_truths(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def hollow(tensor: torch.Tensor) -> torch.Tensor:
-    """NaN everywhere, of integers the least of all."""
+    """Return NaN everywhere, or the smallest integer."""
     if tensor.dtype.is_floating_point and tensor.itemsize > 1:
         return torch.full(tensor.shape, math.nan, dtype=tensor.dtype)
     if tensor.dtype in (torch.int32, torch.int64):
@@ -215,7 +220,7 @@ def hollow(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def large(tensor: torch.Tensor) -> torch.Tensor:
-    """Integers that name nothing; of other tensors nothing changes."""
+    """Return integers out of range; other tensors stay unchanged."""
     return tensor + (1 << 20) if not tensor.dtype.is_floating_point else tensor
 
 
@@ -223,7 +228,7 @@ def negative(tensor: torch.Tensor) -> torch.Tensor:
     return tensor - 1000 if tensor.dtype in (torch.int32, torch.int64) else tensor
 
 
-# What is always refused, and what is where it is not right by chance.
+# Changes that are always refused, and changes that are refused unless valid by chance.
 NO_MEMORY: tuple[Change, ...] = (sparse, nested, freed, of_truths)
 ODD: tuple[Change, ...] = (
     elsewhere, spread, broadcast, deeper, flat, shorter, narrower, empty, shifted, of_integers,
@@ -232,7 +237,7 @@ ODD: tuple[Change, ...] = (
 
 
 def calls(bases: Mapping[str, Base], seed: int, count: int) -> Iterator[Call]:
-    """Yield `count` calls, each of a function that is drawn, the same ones for the same seed."""
+    """Yield `count` calls of random functions, the same ones for the same seed."""
     draw = random.Random(seed)
     names = [*bases]
     for number in range(count):
@@ -247,14 +252,14 @@ def calls(bases: Mapping[str, Base], seed: int, count: int) -> Iterator[Call]:
 
 
 def _twice(base: Base, draw: random.Random) -> Call:
-    """Two arguments are something else; either may be the one that is named."""
+    """Change two arguments; the error may name either."""
     first = _changed(base, base.arguments(), draw)
     if first.raised is not None:
         return first
     try:
         second = _changed(base, first.given, draw)
     except (AttributeError, IndexError, RuntimeError, TypeError):
-        return first  # which left nothing to change
+        return first  # nothing is left to change
     paths, what = (*first.paths, *second.paths), f"{first.what}, {second.what}"
     if len({path.split("/")[0] for path in paths}) == 1:  # the second may have undone the first
         return first
@@ -263,7 +268,7 @@ def _twice(base: Base, draw: random.Random) -> Call:
 
 
 def _changed(base: Base, given: Given, draw: random.Random) -> Call:
-    """One argument, or a field of one, is something else."""
+    """Change one argument, or a field of one."""
     places = [*_places(base, given)]
     path, hint = draw.choice(places)
     kinds = [kind for kind in _kinds(hint) if kind in OF_OTHER_TYPES]
@@ -275,7 +280,8 @@ def _changed(base: Base, given: Given, draw: random.Random) -> Call:
 def _wrong(
     now: Any, kinds: list[type], hint: Any, draw: random.Random
 ) -> tuple[Any, str, bool, bool]:
-    """(a value for what is `now`, what it is, whether it has to be refused, for its type)."""
+    """Return (a replacement for `now`, its description, whether it has to be refused, whether for
+    its type)."""
     sort = draw.random()
     if isinstance(now, torch.Tensor) and sort < 0.7:
         if _is_freed(now):
@@ -292,7 +298,7 @@ def _wrong(
     if sort < 0.5 and len(kinds) == 1 and kinds[0] in AT_THE_EDGE:
         value = draw.choice(AT_THE_EDGE[kinds[0]])
         return value, f"is {value!r}", False, False
-    if not kinds:  # a dataclass, a tuple, or a thing of another library
+    if not kinds:  # a dataclass, a tuple, or an object of another library
         value = draw.choice((Stranger(), 3, "text", None, [], {}))
         optional = type(None) in _kinds(hint) or hint is Any
         fits = _fits(value, hint)
@@ -309,7 +315,7 @@ def _is_freed(tensor: torch.Tensor) -> bool:
 
 
 def _related(base: Base, draw: random.Random) -> Call:
-    """Two tensors have common memory, or do not fit each other."""
+    """Let two tensors share memory, or mismatch."""
     given = base.arguments()
     tensors = [path for path, _ in _places(base, given, tensors=True)]
     if len(tensors) < 2:
@@ -324,7 +330,7 @@ def _related(base: Base, draw: random.Random) -> Call:
         return _call(base, given, values, "are one tensor", refused, False)
     if sort in ("common", "same"):
         here, there = in_common(first, second, draw)
-        parts = any(path.endswith("pool") for path in (one, other))  # of which some is not used
+        parts = any(path.endswith("pool") for path in (one, other))  # parts of these are unused
         refused = bool(written) and here.numel() > 0 and there.numel() > 0 and not parts
         values = {one: here, other: there}
         return _call(base, given, values, "have common memory", refused, False)
@@ -335,7 +341,7 @@ def _related(base: Base, draw: random.Random) -> Call:
 
 
 def _call(base: Base, given: Given, values: Given, what: str, refused: bool, typed: bool) -> Call:
-    """The call with other values at some paths, or with what a constructor says of them."""
+    """Return the call with other values at some paths, or with the error of a constructor."""
     raised = None
     try:
         for path, value in values.items():
@@ -348,7 +354,7 @@ def _call(base: Base, given: Given, values: Given, what: str, refused: bool, typ
 def in_common(
     one: torch.Tensor, other: torch.Tensor, draw: random.Random
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same values in one piece of memory: `other` begins within `one`, whose end is lost."""
+    """Put both into one piece of memory: `other` begins within `one`, whose end is overwritten."""
     sizes = [tensor.numel() * tensor.itemsize for tensor in (one, other)]
     begin = draw.randrange(0, max(sizes[0], 1), 16)
     memory = torch.zeros(-(-(sizes[0] + begin + sizes[1]) // 16) * 16 + 256, dtype=torch.uint8)
@@ -361,7 +367,7 @@ def in_common(
 
 
 def _places(base: Base, given: Given, tensors: bool = False) -> Iterator[tuple[str, Any]]:
-    """Yield the path and hint of each argument and field; with `tensors` of given tensors only."""
+    """Yield the path and hint of each argument and field; with `tensors`, of given tensors only."""
     options = {} if base.options_of is None else _hints(base.options_of)
     for name, hint in (options | _hints(base.function)).items():
         yield from _within(name, hint, given.get(name), tensors)
@@ -369,7 +375,8 @@ def _places(base: Base, given: Given, tensors: bool = False) -> Iterator[tuple[s
 
 @functools.cache
 def _hints(function: Callable) -> dict[str, Any]:
-    """The arguments of a function, or the fields of a dataclass, whose types are known."""
+    """Type hints of a function's arguments, or of a dataclass's fields, if their types are
+    known."""
     of_class = isinstance(function, type) and not dataclasses.is_dataclass(function)
     hints = typing.get_type_hints(function.__init__ if of_class else inspect.unwrap(function))
     names = inspect.signature(function).parameters
@@ -389,7 +396,7 @@ def _within(path: str, hint: Any, value: Any, tensors: bool) -> Iterator[tuple[s
 
 
 def _kinds(hint: Any) -> list[type]:
-    """The types of a hint, those of a union one by one."""
+    """Types of a hint; a union's types one by one."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return [kind for part in typing.get_args(hint) for kind in _kinds(part)]
     return [typing.get_origin(hint) or hint]
@@ -409,7 +416,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def at(given: Given, path: str) -> Any:
-    """Return what stands at a path of the arguments; None where nothing is on the way."""
+    """Return the value at a path of the arguments; None if a part of the path is None."""
     name, *fields = path.split("/")
     value = given.get(name)
     for field in fields:
@@ -424,7 +431,7 @@ def _part(whole: Any, field: str) -> Any:
 
 
 def _with(given: Given, path: str, value: Any) -> Given:
-    """The same arguments with another value at a path."""
+    """Return the arguments with another value at a path."""
     name, *fields = path.split("/")
     return given | {name: _replaced(given.get(name), fields, value)}
 

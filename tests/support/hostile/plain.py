@@ -1,8 +1,8 @@
-"""Judge an accepted hostile call by its plain form: both have to end with the same bits.
+"""Judge an accepted hostile call by its plain form: both have to give the same bits.
 
-In the plain form every tensor is contiguous, aligned and has memory of its own, and every number is
-one of Python's. So a stride, an alignment, common memory or a type of number that is accepted but
-not honoured shows as other bits. Other tests show that the plain call itself is right.
+In the plain form every tensor is contiguous, aligned and has separate memory, and every number is a
+Python number. So a stride, an alignment, common memory or a type of number that is accepted but
+ignored shows as different bits. Other tests show that the plain call itself is right.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tests.support.hostile.generator import Base, Call, Given, at
 
 
 class Reached(Exception):
-    """Every check was passed: something would be compiled."""
+    """Raised when every check has passed and something would be compiled."""
 
 
 def plain(value: Any) -> Any:
-    """The same value in its simplest form; an object with a state of its own stays as it is."""
+    """Return the value in its simplest form; an object with other state stays as it is."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone(memory_format=torch.contiguous_format)
     if isinstance(value, np.generic):
@@ -36,7 +36,7 @@ def plain(value: Any) -> Any:
         items = [plain(item) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        made = copy.copy(value)  # with what it remembers beside its fields
+        made = copy.copy(value)  # with state besides its fields
         for field in dataclasses.fields(value):
             object.__setattr__(made, field.name, plain(getattr(value, field.name)))
         return made
@@ -44,11 +44,11 @@ def plain(value: Any) -> Any:
 
 
 def unlike_plain(call: Call, twin: Call) -> str | None:
-    """Return what the plain form of a call does otherwise: '' for nothing, None if nothing ran.
+    """Return the difference of the plain form of a call: '' for none, None if nothing ran.
 
     Args:
-        call: the call to judge; it is made as it is.
-        twin: the same call, drawn once more, whose plain form is made.
+        call: the call to judge, run as it is.
+        twin: the same call, drawn again, which is run in its plain form.
     """
     if call.raised is not None or any(tensor.is_meta for _, tensor in tensors(call.given)):
         return None
@@ -68,7 +68,7 @@ def unlike_plain(call: Call, twin: Call) -> str | None:
 
 
 def ending(base: Base, function: Callable, given: Given) -> dict[str, Any]:
-    """Results and written arguments of a call of the base's function, in whatever form."""
+    """Return results and written arguments of a call of the base's function, in either form."""
     with poisoned_outputs():
         assert base.computed is not None
         result = base.computed(function(**given), given)
@@ -92,13 +92,13 @@ def unlike(found: dict[str, Any], wanted: dict[str, Any]) -> str | None:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor's elements, in order."""
+    """Return the bytes of a tensor's elements, in order."""
     packed = tensor.detach().clone(memory_format=torch.contiguous_format)
     return packed.flatten().view(torch.uint8)
 
 
 def tensors(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the path and the tensor of each one in arguments or results."""
+    """Yield path and tensor for each tensor in arguments or results."""
     if isinstance(value, torch.Tensor):
         yield path, value
     elif isinstance(value, Mapping):

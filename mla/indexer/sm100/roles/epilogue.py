@@ -1,5 +1,7 @@
-"""Epilogue role: two teams of four warps take tiles in turn, a key a thread: tensor memory to
-registers, ReLU, weights, the sum over heads, and out."""
+"""Epilogue role: tensor memory to registers, ReLU, weights, the sum over heads, and the output.
+
+Two teams of four warps take alternate tiles; each thread has one key.
+"""
 
 import cutlass
 import cutlass.cute as cute
@@ -12,11 +14,11 @@ from mla.indexer.scores_device import Run, relu, run_from, store_score
 from mla.indexer.sm100.args import Scope, tiles_of
 from mla.indexer.sm100.plan import ACC_STAGES, ROLES, TEAMS, ScoresPlan
 
-SUMS = 4  # of neighbouring heads, in turn
+SUMS = 4  # partial sums over neighbouring heads
 
 
 class Epilogue:
-    """Empties the accumulators."""
+    """Device code that reads the accumulators and stores the scores."""
 
     def __init__(self, plan: ScoresPlan) -> None:
         self.plan = plan
@@ -24,7 +26,7 @@ class Epilogue:
 
     @cute.jit
     def run(self, scope: Scope) -> None:
-        """Whole life of the warps; both teams count all tiles."""
+        """Run the role. Both teams count all tiles."""
         share, thread = scope.share, cute.arch.thread_idx()[0]
         team = cute.arch.make_warp_uniform(thread // self.role.team_threads)
         acc, turn = consumer_state(ACC_STAGES), Int32(0)
@@ -42,7 +44,10 @@ class Epilogue:
 
     @cute.jit
     def take(self, scope: Scope, run: Run, tile: Int32, stage: Int32) -> None:
-        """The scores of a tile, token by token. stage: of the accumulators, free behind it."""
+        """Store the scores of a tile, token by token.
+
+        stage: stage of the accumulators, which is released after the last token.
+        """
         lane = cute.arch.thread_idx()[0] % KEYS
         key = tile * KEYS + lane
         for token in cutlass.range(run.begin, run.end, unroll=1):

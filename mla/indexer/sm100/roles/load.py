@@ -1,10 +1,10 @@
 """Load roles: one warp fetches queries and keys, another the scale factors of keys (device code).
 
-Queries come once and then keys, a tile at a time, by TMA. Scale factors of keys go into atoms,
-`AHEAD` tiles before the tensor core reads them. Lane l has rows l, l + 32, l + 64 and l + 96 of a
-tile: their words lie beside each other in an atom. cp.async brings them, since a load would be
-waited for; a proxy fence of the thread that copied lets tcgen05.cp see them. Where there is no
-slot, nothing is copied: zeros are scale factors like others.
+TMA brings the queries once, and then keys, one tile at a time. Scale factors of keys go into atoms,
+`AHEAD` tiles before the tensor core reads them. Lane l copies rows l, l + 32, l + 64 and l + 96 of
+a tile, since their words are adjacent in an atom. It uses cp.async, because it would have to wait
+for the result of a load; a proxy fence of the same thread makes the words visible to tcgen05.cp. A
+box without a slot gets zeros, which are valid scale factors.
 """
 
 import cutlass
@@ -34,7 +34,7 @@ NOWHERE = 0
 
 
 class Scales:
-    """Fills the ring of scale factors."""
+    """Device code that fills the ring of scale factors."""
 
     def __init__(self, plan: ScoresPlan) -> None:
         self.plan = plan
@@ -42,7 +42,7 @@ class Scales:
 
     @cute.jit
     def run(self, scope: Scope) -> None:
-        """Whole life of the warp."""
+        """Run the role."""
         plan, share, pipe = self.plan, scope.share, scope.pipes.scales
         state, arrived = producer_state(STAGES), producer_state(STAGES)
         begin, pending = Int32(0), Int32(0)
@@ -71,14 +71,17 @@ class Scales:
 
     @cute.jit
     def words_of(self, scope: Scope, place: BoxPlace) -> Int64:
-        """Address of the first word of the lane's box, NOWHERE where it has no slot."""
+        """Return the address of the first word of the lane's box, or NOWHERE if it has no slot."""
         params = scope.params
         found = params.scales + Int64(place.slot) * params.slot_stride + place.row * SCALE_BYTES
         return found if place.slot >= 0 else Int64(NOWHERE)
 
     @cute.jit
     def fetch(self, scope: Scope, words: Int64, visit: Int32, state: PipelineState) -> None:
-        """Begin to copy the words of the tile of a visit, one group. words: a box a lane."""
+        """Start to copy the words of the tile of a visit, as one group.
+
+        words: address of the lane's box.
+        """
         config, lane = self.plan.config, cute.arch.lane_idx()
         target = scope.buffers.key_scales.toint() + state.index * ATOM_BYTES
         target += lane * (QUARTERS * SCALE_BYTES)
@@ -96,7 +99,7 @@ class Scales:
 
 @cute.jit
 def copy_word(target: Int32, source: Int64, valid: Boolean) -> None:
-    """cp.async of 4 bytes from global to shared memory; zeros where not valid."""
+    """Copy 4 bytes from global to shared memory with cp.async; write zeros if not valid."""
     nbytes = Int32(SCALE_BYTES) if valid else Int32(0)
     cute.arch.inline_ptx(
         "cp.async.ca.shared.global [{$r0}], [{$r1}], 4, {$r2};",
@@ -105,7 +108,10 @@ def copy_word(target: Int32, source: Int64, valid: Boolean) -> None:
 
 
 class Load:
-    """Fills the ring. Tokens behind the last one, and boxes of no slot, arrive as zeros."""
+    """Device code that fills the ring of keys.
+
+    Tokens after the last one, and boxes without a slot, arrive as zeros.
+    """
 
     def __init__(self, plan: ScoresPlan) -> None:
         self.plan = plan
@@ -113,7 +119,7 @@ class Load:
 
     @cute.jit
     def run(self, scope: Scope) -> None:
-        """Whole life of the warp."""
+        """Run the role."""
         plan, share = self.plan, scope.share
         self.fetch_queries(scope)
         state = producer_state(STAGES)
@@ -141,7 +147,10 @@ class Load:
 
     @cute.jit
     def fetch(self, scope: Scope, place: BoxPlace, visit: Int32, stage: Int32) -> None:
-        """The tile of a visit. place: of the lane's box."""
+        """Fetch the tile of a visit.
+
+        place: place of the lane's box.
+        """
         box, boxes = key_box(self.plan), self.plan.config.boxes
         buffer = cute.recast_ptr(scope.buffers.keys, dtype=Uint8)
         barrier = scope.pipes.keys.barrier(stage)

@@ -1,7 +1,7 @@
-"""MMA role: one warp brings the scale factors of a tile to tensor memory and issues its MMAs.
+"""MMA role: one warp copies the scale factors of a tile to tensor memory and issues its MMAs.
 
-Both are done in the order in which they are issued, so one place in tensor memory serves the scale
-factors of all tiles.
+The tensor core executes both in the order of issue, so the scale factors of all tiles can use the
+same place in tensor memory.
 """
 
 import cutlass
@@ -33,7 +33,7 @@ GROUP = WIDTH // SCALE_BYTES  # elements that share a scale factor
 
 
 class Mma:
-    """Owns the tensor core."""
+    """Device code that issues the MMAs."""
 
     def __init__(self, plan: ScoresPlan) -> None:
         self.plan = plan
@@ -41,7 +41,7 @@ class Mma:
 
     @cute.jit
     def run(self, scope: Scope) -> None:
-        """Whole life of the warp."""
+        """Run the role."""
         plan, pipes, share = self.plan, scope.pipes, scope.share
         state, acc = consumer_state(STAGES), producer_state(ACC_STAGES)
         pipes.q.wait(consumer_state(1))
@@ -64,7 +64,10 @@ class Mma:
 
     @cute.jit
     def multiply(self, scope: Scope, state: PipelineState, stage: Int32) -> None:
-        """D = K Q^T of a tile. stage: of the accumulators."""
+        """Issue D = K Q^T of a tile.
+
+        stage: stage of the accumulators.
+        """
         plan, buffers = self.plan, scope.buffers
         words = buffers.key_scales + state.index * (ATOM_BYTES // SCALE_BYTES)
         self.bring_scales(scope, "key_scales", words)
@@ -85,7 +88,7 @@ class Mma:
 
     @cute.jit
     def bring_scales(self, scope: Scope, name: str, words: cute.Pointer) -> None:
-        """An atom of shared memory to tensor memory."""
+        """Copy an atom from shared memory to tensor memory."""
         column = scope.buffers.tmem + self.plan.tmem[name].begin
         copy_atom(cta_group(self.plan.edges), column, words)
 
@@ -97,7 +100,10 @@ class Mma:
 
 
 def make_mma(plan: ScoresPlan) -> cute.TiledMma:
-    """Built anew wherever it is used: passed through a loop it stops being a constant."""
+    """Build the tiled MMA.
+
+    Each user builds it anew, because it stops being a constant when a loop carries it.
+    """
     return sm100.make_blockscaled_trivial_tiled_mma(
         Float4E2M1FN,
         Float4E2M1FN,

@@ -1,0 +1,1 @@
+"""A decode loop of a Llama- or Qwen-like model on the kernels of this repository."""
