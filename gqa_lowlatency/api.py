@@ -91,7 +91,8 @@ def decode(
         q: [B, T, Hq, D], T from 1 to 8 tokens, or [B, Hq, D] for one; bfloat16 or float16, D one
             of `gqa_lowlatency.config.HEAD_DIMS`.
         k, v: [B, S, Hkv, D] of q's dtype or, from compute capability 8.9 on, float8_e4m3fn; with
-            page_table pages [pages, page_size, Hkv, D], page_size any number.
+            page_table pages [pages, page_size, Hkv, D], page_size any number; on sm_100a an even
+            one for e4m3 with D = 64.
         kv_lens: int32 [B], keys of each entry, including the T query tokens: token t has position
             kv_lens - T + t. The cache may be longer; the rest is never used. None is all of S, and
             the last token then has position S - 1: pass kv_lens if less of a cache is filled. An

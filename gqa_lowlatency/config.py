@@ -197,9 +197,7 @@ class DecodeConfig(Tuning, Asked):
         if self.sink_tokens and not self.left:
             raise ValueError("sink_tokens without a window: all rows see the first keys anyway")
         if self.sink_tokens and self.first:
-            raise NotImplementedError(
-                "sink_tokens conflicts with first_keys: pass only one of them"
-            )
+            raise NotImplementedError("sink_tokens with first_keys: pass only one of them")
         if self.stages < 0:
             raise ValueError(f"stages {self.stages}: at least 1, 0 for automatic")
         if self.page_size and not self.lens:

@@ -189,8 +189,7 @@ def cached_attention(
     """Compute softmax(scale Q K^T, sink) K over the window and the past.
 
     `mla.reference` is the definition. The last 64 columns are rotated back by the token's position.
-    The call does not wait for a GPU; a step of decoding can be captured in a CUDA graph, padding
-    included.
+    The call does not wait for a GPU; CUDA graphs capture a decoding step, padding included.
 
     Args:
         q: bf16 [T, H, 512], rotated.
@@ -199,8 +198,7 @@ def cached_attention(
             read from there.
         window: window of the step, `StepView.window`.
         rope: (cos, sin), fp32 [positions, 32], the layer's own.
-        past: compressed entries, of BF16_512 or FP8_584; an entry that is listed twice counts
-            twice.
+        past: compressed entries, of BF16_512 or FP8_584; one that is listed twice counts twice.
         sinks: fp32 [H], for each head a logit whose value is zero.
         scale: factor of q.k; 512 ** -0.5 by default.
         workspace: number of bytes that one call may use besides its arguments and its result. The
@@ -211,8 +209,7 @@ def cached_attention(
         bf16 [T, H, 512]; a token of padding has 0.
 
     Raises:
-        TypeError, ValueError, NotImplementedError: naming the value and the limit; shapes, dtypes
-            and records are checked before anything is written.
+        TypeError, ValueError, NotImplementedError: naming value and limit, before any write.
     """
     _check(q, kv, ring, window, past, rope, sinks, scale)
     _check_place(q.device, backend, arch)

@@ -419,14 +419,10 @@ def _check_sizes(w13: Sequence[int], w2: Sequence[int], form: BlockFormat) -> No
     experts, hidden, intermediate = w2
     if tuple(w13) != (experts, 2 * intermediate, hidden) or experts < 1:
         raise ValueError(f"w13 {tuple(w13)} with w2 {tuple(w2)}: not [E, 2I, H] with [E, H, I]")
+    unit = max(form.block, hw.TMA_ALIGN_BYTES * form.per_byte)  # both are powers of two
     for name, k in {"H": hidden, "I": intermediate}.items():
-        form.columns(k)
-        row_bytes = k // form.per_byte
-        if row_bytes % hw.TMA_ALIGN_BYTES:
-            raise ValueError(
-                f"{name} = {k}: rows of {row_bytes} bytes in {form.name}, expected a multiple of "
-                f"{hw.TMA_ALIGN_BYTES}"
-            )
+        if k < 1 or k % unit:
+            raise ValueError(f"{name} = {k} in {form.name}: a positive multiple of {unit}")
 
 
 def _check_granularity(granularity: int, intermediate: int) -> int:

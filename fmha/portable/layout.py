@@ -166,7 +166,9 @@ class Layout(Tiles):
         config, shape = self.config, self.shape
         if config.is_fp8:
             raise NotImplementedError(
-                f"K and V in {config.keys_dtype} with mma.sync: one of {IO_DTYPES}"
+                f"K and V in {config.keys_dtype} with mma.sync: one of {IO_DTYPES}. "
+                f"{config.keys_dtype} needs compute capability 9.0 or 10.x, and head dims of "
+                "fmha.config.HEAD_DIMS up to 256"
             )
         if config.k_is_v:
             raise NotImplementedError("k_is_v with mma.sync: K and V are loaded separately")

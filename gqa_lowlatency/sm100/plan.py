@@ -220,7 +220,8 @@ class Plan100:
         if self.box_rows * self.line_bytes < MIN_BOX_BYTES:
             raise NotImplementedError(
                 f"page_size {config.page_size} on sm_100a with {self.line_bytes} bytes of "
-                f"{config.keys_dtype} a key: at least {MIN_BOX_BYTES} bytes"
+                f"{config.keys_dtype} a key: a multiple of {MIN_BOX_BYTES // self.line_bytes}, "
+                f"since TMA copies at least {MIN_BOX_BYTES} bytes"
             )
         if self.stages < MIN_STAGES:
             raise ValueError(

@@ -40,10 +40,14 @@ def require_type(name: str, value: object, kind: type, *, optional: bool = False
         if kind is float and isinstance(value, int | Fraction):
             _require_float_range(name, int(value))
         return
-    if kind is torch.Tensor:
-        raise TypeError(f"{name} is {type(value).__name__}, expected torch.Tensor")
-    text = "torch.dtype" if kind is torch.dtype else kind.__name__
-    raise TypeError(f"{name} is {value!r}, expected {text}{' | None' * optional}")
+    if kind is torch.Tensor or isinstance(value, torch.Tensor):
+        raise TypeError(f"{name} is {type(value).__name__}, expected {_named(kind)}")
+    raise TypeError(f"{name} is {value!r}, expected {_named(kind)}{' | None' * optional}")
+
+
+def _named(kind: type) -> str:
+    """The name of a type, with the module for those of torch."""
+    return f"torch.{kind.__name__}" if kind in (torch.Tensor, torch.dtype) else kind.__name__
 
 
 def _require_float_range(name: str, value: int) -> None:

@@ -116,7 +116,7 @@ class AppendRows:
         entries = [len(rows.pool) * rows.rows for rows, _ in pairs]
         if len({*entries}) > 1:
             raise ValueError(f"pools of {entries} entries: one mapping needs equal numbers")
-        named = {f"tensor {index}": pair for index, pair in enumerate(pairs)}
+        named = dict(zip(("first", "second"), pairs, strict=False))
         _check_rows(named, "slots", self.slots)
         read = {name: spans_of(x) for name, (_, x) in named.items()}
         read["slots"] = spans_of(self.slots)
@@ -318,7 +318,7 @@ def _check_tokens(name: str, x: torch.Tensor, tokens: int, rows: DataRows) -> No
     row_bytes = x.numel() // tokens * x.itemsize if tokens else rows.row_bytes
     if row_bytes != rows.row_bytes:
         raise ValueError(
-            f"{name} has {row_bytes} bytes for a token, {rows.record} has {rows.row_bytes}"
+            f"{name} has {row_bytes} bytes for a token, record {rows.record} has {rows.row_bytes}"
         )
     if tokens and (not has_whole_rows(x) or is_broadcast(x)):
         raise ValueError(f"{name} has strides {x.stride()}: elements of a token not contiguous")

@@ -34,6 +34,10 @@ def _prose_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--write", action="store_true", help="keep counts that have fallen")
 
 
+def _support_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--write", action="store_true", help="keep the page")
+
+
 HOUSE = {
     "graph": _command(
         "graph",
@@ -61,6 +65,12 @@ HOUSE = {
         "Lists offences against the rules of language, and counts them by rule and folder.\n\n"
         "lab/house/prose.json has the counts that are older than the rules. Exit code 1 where one\n"
         "has risen.",
+    ),
+    "support": Command(
+        "lab.support.perform",
+        _support_flags,
+        "Prints docs/support.md: what every function accepts, asked of its own checks.\n\n"
+        "Compiles nothing, and takes a minute. Exit code 1 where the page that is kept differs.",
     ),
     "links": _command(
         "links",

@@ -19,6 +19,7 @@ from kernelkit.call.tensors import (
     require_tma,
     with_plain_strides,
 )
+from kernelkit.compile.arch import written_for
 from kernelkit.compile.compiler import compile_once
 from kernelkit.plan import hw
 from kernelkit.tune.choices import are_open
@@ -91,11 +92,16 @@ class MixedArguments:
         return choose_target(self.x.device, self.backend, self.arch, ARCHS)
 
     @property
+    def kernel_arch(self) -> str:
+        """Architecture that the target's kernel and its tiles are written for."""
+        return written_for(self.target.arch)
+
+    @property
     def chosen_rows(self) -> tuple[int, ...]:
         """Given rows of a tile, or those chosen by sizes."""
         if self.tile_rows is not None:
             return (self.tile_rows,)
-        return choose_tile_rows(self.count, self.w.experts, self.target.arch, self.w.x)
+        return choose_tile_rows(self.count, self.w.experts, self.kernel_arch, self.w.x)
 
     @cached_property
     def configs(self) -> tuple[MixedConfig, ...]:
@@ -133,11 +139,11 @@ class MixedArguments:
         """Whether gathering rows is faster than a launch that sorts them: if so few that one launch
         does all, in the smallest tiles."""
         tiles = [each.tile_rows for each in self.configs]
-        return self.w.x != "e4m3" and tiles == [*ROWS_OF[self.target.arch][:1]]
+        return self.w.x != "e4m3" and tiles == [*ROWS_OF[self.kernel_arch][:1]]
 
     def with_tile(self, tile_rows: int) -> MixedConfig:
         """Return the config of a launch for all experts, with tiles of `tile_rows` rows."""
-        arch = self.target.arch
+        arch = self.kernel_arch
         sizes = self.count, self.w.experts, self.w.rows, tile_rows
         teams, parts, split = self.teams, self.parts, self.split
         if teams is None:
@@ -242,7 +248,7 @@ class MixedArguments:
 def check_tiles(arguments: MixedArguments) -> None:
     """Raise NotImplementedError or ValueError for tiles that do not fit."""
     for config in arguments.configs:
-        config.check_values(arguments.target.arch)
+        config.check_values(arguments.kernel_arch)
 
 
 def forward(arguments: MixedArguments) -> tuple[torch.Tensor]:
@@ -251,7 +257,7 @@ def forward(arguments: MixedArguments) -> tuple[torch.Tensor]:
     target = arguments.target
     (out,) = empty_result(arguments)
     for config in arguments.configs if out.numel() else ():
-        compiled = compile_once(config, target.arch, KERNELS[target.arch])
+        compiled = compile_once(config, target.arch, KERNELS[arguments.kernel_arch])
         given = kernel_arguments(arguments, config, out)
         launch(compiled, (given,), target, arguments.x.device)
     return (out,)

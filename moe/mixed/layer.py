@@ -16,6 +16,7 @@ import torch
 from kernelkit.call.launch import choose_target
 from kernelkit.call.operator import Operator
 from kernelkit.call.tensors import DTYPE_NAMES
+from kernelkit.compile.arch import written_for
 from moe.fused import Layer, Routed, combined, run_routing
 from moe.mixed.config import ARCHS, MixedConfig
 from moe.mixed.fragments import PAIR_ROWS, ArrangedExperts
@@ -45,7 +46,7 @@ class MixedLayer(Layer):
             raise ValueError("scales with arranged experts: activations are not quantised")
         if self.experts.x == "e4m3":
             target = choose_target(self.x.device, self.backend, self.arch, ARCHS)
-            MixedConfig(x="e4m3").check_values(target.arch)
+            MixedConfig(x="e4m3").check_values(written_for(target.arch))
 
 
 def run_layer(layer: MixedLayer) -> tuple[torch.Tensor]:

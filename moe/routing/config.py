@@ -129,9 +129,10 @@ class RouteConfig:
         if not 1 <= self.topk_group <= self.n_group:
             raise ValueError(f"topk_group {self.topk_group}: from 1 to n_group {self.n_group}")
         if self.top_k > self.topk_group * (self.experts // self.n_group):
+            size = self.experts // self.n_group
             raise ValueError(
-                f"top_k {self.top_k} of {self.topk_group} groups "
-                f"with {self.experts // self.n_group} experts each"
+                f"top_k {self.top_k} of {self.topk_group} groups with {size} experts each: at most "
+                f"{self.topk_group * size}"
             )
 
     def _check_shared(self) -> None:
@@ -139,7 +140,7 @@ class RouteConfig:
             raise ValueError(f"shared {self.shared}: at least 0")
         if self.slots > MAX_TOP_K:
             raise NotImplementedError(
-                f"shared {self.shared} with top_k {self.top_k}: at most {MAX_TOP_K} per token"
+                f"shared {self.shared} with top_k {self.top_k}: at most {MAX_TOP_K} in all"
             )
         if self.experts + self.shared > MAX_EXPERTS:
             raise NotImplementedError(

@@ -204,7 +204,7 @@ CALLS = [
     hostile(product(offsets=[0, 5]), "offsets is list"),
     hostile(product(offsets=OFFSETS.to("meta")), "different devices", name="offsets elsewhere"),
     hostile(product(activation=replace(FORM, granularity=8)), "granularity 8, but .* every 32"),
-    hostile(product(activation=replace(FORM, granularity=SAME)), "granularity is tensor"),
+    hostile(product(activation=replace(FORM, granularity=SAME)), "granularity is Tensor"),
     hostile(product(activation=replace(FORM, granularity=True)), "granularity is True"),
     hostile(product(out=["bf16"]), r"out \['bf16'\]"),
     hostile(product(out=None), "out None"),

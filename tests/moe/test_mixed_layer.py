@@ -37,6 +37,7 @@ from moe.mixed.fragments import ArrangedExperts
 from moe.mixed.layer import FUSED_MIXED, MixedLayer, run_layer
 from moe.packing import PackedExperts
 from moe.reference_routing import route
+from moe.warm import kernels_for
 from ptxemu import Options
 from tests.support.attentions import Watched
 
@@ -289,6 +290,14 @@ def test_refused(error, words, changes):
     given = {"x": X, "router_logits": LOGITS, "router": PLAIN, "experts": arrange(packed())}
     with pytest.raises(error, match=words):
         fused_moe(**given | changes)
+
+
+@pytest.mark.usefixtures("no_compile")
+def test_a_b300_runs_what_is_written_for_a_b200():
+    given = X, arrange(packed()), LOGITS, PLAIN, [1, TOKENS, 500]
+    found = ([*kernels_for(*given, arch=arch)] for arch in ("sm_100a", "sm_103a"))
+    b200, b300 = ([(key.source, key.config) for key in keys] for keys in found)
+    assert b200 == b300
 
 
 @pytest.mark.usefixtures("no_compile")

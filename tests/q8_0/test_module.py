@@ -86,7 +86,7 @@ def test_compiled_by_torch(tokens):
 
 def test_wrong_arguments():
     weights = CASE.both()[SOA]
-    refused(lambda: Q8Linear(weights.data), "weights is tensor")
+    refused(lambda: Q8Linear(weights.data), "weights is Tensor")
     refused(lambda: Q8Linear(weights, torch.ones(5)), r"bias has shape \(5,\), expected \(6,\)")
     refused(lambda: Q8Linear(weights, activations="int4"), "activations 'int4'")
 

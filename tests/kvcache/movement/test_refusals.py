@@ -69,7 +69,7 @@ def test_append_rows_refuses():
     pool, record = poisoned(3, 4096), plain("k", 2, 8)
     rows, slots, x = Rows(pool, 0, 0, 5, record), torch.arange(4), torch.zeros(4, 2, 8).bfloat16()
     for changes, match in (
-        ({"x": x[:, :1]}, "16 bytes for a token, k has 32"),
+        ({"x": x[:, :1]}, "16 bytes for a token, record k has 32"),
         ({"x": x.transpose(1, 2)}, "elements of a token not contiguous"),
         ({"x": x[:3]}, r"slots is .*\(4,\), expected"),
         ({"x": x[0, 0].expand(4, 2, 8)}, "not contiguous"),
