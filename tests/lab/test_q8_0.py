@@ -53,7 +53,7 @@ def test_other_bits_in_the_other_layout_are_noticed(run, monkeypatch):
     given = "--shapes 24x64 --tokens 3 --operations matvec --dtype fp32"
     result = run(f"run.py q8_0 {given}")
     assert result.returncode == 1
-    assert "wrong: other bits than soa" in result.stdout
+    assert "wrong: bits differ from soa" in result.stdout
 
 
 def problems(command, given: str) -> list[cases.Problem]:
