@@ -56,7 +56,9 @@ class Edit:
         if text.startswith("move "):
             found = _MOVE.fullmatch(text)
             if found is None or found[2] == "0":
-                raise ValueError(f"{text!r}: 'move OPCODE by N', 'move OPCODE@K by N', K from 1 on")
+                raise ValueError(
+                    f"{text!r}: 'move OPCODE by N', 'move OPCODE@K by N', K at least 1"
+                )
             return cls(text, "move", found[1], int(found[3]), int(found[2] or 0))
         left, sign, right = text.partition("=")
         way, _, opcode = left.strip().partition(" ")
@@ -66,7 +68,7 @@ class Edit:
         try:
             value = float(Fraction(right.strip())) if sign else 0.0
         except (ValueError, ZeroDivisionError):
-            raise ValueError(f"{text!r}: {right!r} is no number") from None
+            raise ValueError(f"{text!r}: {right!r} is not a number") from None
         cls._check(text, way, value)
         return cls(text, way, opcode.strip(), value)
 

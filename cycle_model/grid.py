@@ -110,8 +110,8 @@ class LaunchModel:
             return whole
         if recording.places < (needed := min(self.places, whole)):
             raise ValueError(
-                f"{recording.entry}: {recording.places} clusters took over the work of the others, "
-                f"and on {self.gpu.name} {needed} would; record with Options(resident={needed})"
+                f"{recording.entry}: in the recording {recording.places} clusters did all work, "
+                f"but {needed} would on {self.gpu.name}. Record with Options(resident={needed})"
             )
         return max(recording.places, len(self.launch.clusters))
 

@@ -16,7 +16,7 @@ def bind(recording: Recording) -> BoundLaunch:
     """Raises ValueError where its kernel has no machine code, and FileNotFoundError without
     nvdisasm; each warp is bound when it is asked for."""
     if not recording.cubin:
-        raise ValueError(f"{recording.entry} has no machine code: whoever launched it had none")
+        raise ValueError(f"{recording.entry} has no machine code: it was recorded without")
     functions = functions_of(recording.cubin)
     if recording.entry not in functions:
         raise ValueError(f"{recording.entry} is not in the machine code: {', '.join(functions)}")

@@ -100,7 +100,9 @@ def move(launch: BoundLaunch, index: int, by: int) -> BoundLaunch:
     goal = index + by
     items = launch.function.instructions
     if not 0 <= goal < len(items):
-        raise ValueError(f"{_name(items[index])} cannot move by {by:+}: there is no such place")
+        raise ValueError(
+            f"{_name(items[index])} cannot move by {by:+}: it would leave the function"
+        )
     step = 1 if by > 0 else -1
     for at in range(index + step, goal + step, step):
         why = _obstacle(items, index, at) or _parting(launch, *sorted((index, at)))

@@ -205,7 +205,9 @@ def attention_plan(
     """
     for name in ("return_lse", "out"):
         if name in options:
-            raise TypeError(f"attention_plan takes no {name}: a call returns (O, LSE, row_max)")
+            raise TypeError(
+                f"attention_plan does not accept {name}: a call returns (O, LSE, row_max)"
+            )
     require_names(attention, options, OTHER_NAMES)
     moves = ("q", "k", "v", "kv_lens", "q_offset", "cu_seqlens_q", "cu_seqlens_k", "page_table")
     fields = fields_of(q, k, v, {"normalize": normalize, **options})
@@ -230,7 +232,7 @@ def _rope_tables(rope: object) -> tuple[torch.Tensor, torch.Tensor]:
     if not isinstance(rope, tuple | list) or len(rope) != 2:
         raise TypeError(f"rope is {type(rope).__name__}, expected two tables (cos, sin)")
     if rope[0] is None and rope[1] is None:
-        raise TypeError("rope is two times None, expected two tables (cos, sin); None is no rope")
+        raise TypeError("rope is (None, None), expected two tables (cos, sin), or None for no rope")
     return rope[0], rope[1]
 
 

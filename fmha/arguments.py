@@ -97,7 +97,7 @@ def token_layouts(arguments: Arguments) -> dict[str, str]:
 def _check_tokens(arguments: Arguments) -> None:
     q, k, v = arguments.q, arguments.k, arguments.v
     if arguments.page_table is not None and arguments.cu_seqlens_k is not None:
-        raise ValueError("page_table and cu_seqlens_k: each says where the keys are, give one")
+        raise ValueError("page_table conflicts with cu_seqlens_k: both locate the keys. Pass one")
     for name, layout in token_layouts(arguments).items():
         require_rank(name, getattr(arguments, name), layout)
     is_fp8 = k.dtype == torch.float8_e4m3fn
@@ -105,8 +105,8 @@ def _check_tokens(arguments: Arguments) -> None:
     if len({k.dtype, v.dtype} if is_fp8 else {q.dtype, k.dtype, v.dtype}) > 1:
         raise TypeError(f"q {q.dtype}, k {k.dtype} and v {v.dtype} differ in dtype")
     if INPUT_NAMES.get(q.dtype) not in q_dtypes:
-        beside = f" beside keys in {FP8}" if is_fp8 else ""
-        raise NotImplementedError(f"dtype {q.dtype} of q{beside}: supported are {q_dtypes}")
+        with_keys = f" with keys in {FP8}" if is_fp8 else ""
+        raise NotImplementedError(f"dtype {q.dtype} of q{with_keys}: supported are {q_dtypes}")
     if k.shape[:-1] != v.shape[:-1]:
         raise ValueError(f"k {tuple(k.shape)} and v {tuple(v.shape)} differ in shape")
     if q.shape[-1] != k.shape[-1]:
@@ -140,10 +140,10 @@ def _check_sizes(arguments: Arguments, capacity: int) -> None:
 
 def _check_tables(arguments: Arguments) -> None:
     if arguments.sinks is not None and not arguments.normalize:
-        raise ValueError("sinks with normalize=False: a raw O has no denominator to join")
+        raise ValueError("sinks with normalize=False: sinks add to a denominator, a raw O has none")
     cos, sin = arguments.cos, arguments.sin
     if (cos is None) != (sin is None):
-        raise ValueError("rope is the two tables (cos, sin), one of them is missing")
+        raise ValueError("rope has two tables (cos, sin), one of them is None")
     if cos is not None and sin is not None:
         require_table("cos", cos, torch.float32, (None, None))
         require_table("sin", sin, torch.float32, tuple(cos.shape))
@@ -154,7 +154,7 @@ def _check_tables(arguments: Arguments) -> None:
 def _check_options(arguments: Arguments) -> None:
     longest = arguments.max_seqlen_q
     if longest is not None and arguments.cu_seqlens_q is None:
-        raise ValueError(f"max_seqlen_q {longest} without cu_seqlens_q: q says how long it is")
+        raise ValueError(f"max_seqlen_q {longest} without cu_seqlens_q: only for packed queries")
     if longest is not None and longest < 0:
         raise ValueError(f"max_seqlen_q {longest}: at least 0")
 
@@ -177,7 +177,7 @@ def entry_lengths(name: str, starts: torch.Tensor, total: int) -> list[int]:
     values = starts.tolist()
     lengths = [end - begin for begin, end in pairwise(values)]
     if values[0] != 0 or values[-1] != total or min(lengths, default=0) < 0:
-        raise ValueError(f"{name} {values}: from 0, never falling, to {total}, the packed rows")
+        raise ValueError(f"{name} {values}: not ascending from 0 to {total}, the packed rows")
     return lengths
 
 
@@ -216,7 +216,7 @@ def _check_positions(arguments: Arguments, q_lens: list[int], kv_lens: list[int]
         positions = arguments.cos.shape[0]
         if offset < 0 or offset + n_q > positions:
             raise ValueError(
-                f"queries of entry {entry} stand at {offset} to {offset + n_q - 1}, "
-                f"the rope tables end at {positions - 1}; without q_offset the last query stands "
-                "at the last key"
+                f"queries of entry {entry} have positions {offset} to {offset + n_q - 1}, "
+                f"the rope tables end at {positions - 1}; without q_offset the last query has "
+                "the position of the last key"
             )

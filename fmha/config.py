@@ -222,22 +222,26 @@ class AttentionConfig(Tuning, Asked):
         check_head_dims(self.head_dim, self.v_dim)
         schedules = tuple(dict.fromkeys((*SCHEDULES, *PORTABLE_SCHEDULES)))
         if self.schedule not in ("", *schedules):
-            raise NotImplementedError(f"schedule {self.schedule!r}: one of {schedules}, '' chooses")
+            raise NotImplementedError(
+                f"schedule {self.schedule!r}: one of {schedules}, '' for automatic"
+            )
         if self.instructions not in ("", *INSTRUCTIONS):
             raise NotImplementedError(
-                f"instructions {self.instructions!r}: one of {INSTRUCTIONS}, '' chooses"
+                f"instructions {self.instructions!r}: one of {INSTRUCTIONS}, '' for automatic"
             )
         if self.page_size < 0:
             raise ValueError(f"page_size {self.page_size}: at least 1 row, 0 for no pages")
         if self.group < 1:
             raise ValueError(f"group {self.group}: at least 1 query head")
         if not -1 <= self.polynomial <= EXP2_PAIRS:
-            raise ValueError(f"polynomial {self.polynomial}: of {EXP2_PAIRS} pairs, -1 chooses")
+            raise ValueError(
+                f"polynomial {self.polynomial}: 0 to {EXP2_PAIRS} pairs, -1 for automatic"
+            )
         most, held = (MAX_FP8_LOG2, "e4m3") if self.is_fp8 else (MAX_RESCALE_LOG2, "fp16")
         if not 0.0 <= self.lag_log2 <= most:
             raise ValueError(
-                f"rescale_log2 {self.rescale_log2}: from 0 to {most}, -1 chooses, "
-                f"or a row of {held} P overflows"
+                f"rescale_log2 {self.rescale_log2}: from 0 to {most}, above which P in {held} "
+                "overflows, or -1 for automatic"
             )
 
     def _check_inputs(self) -> None:
@@ -249,7 +253,7 @@ class AttentionConfig(Tuning, Asked):
             raise NotImplementedError(f"dtype {self.dtype!r}: supported are {(*IO_DTYPES, FP8)}")
         if not self.is_fp8 and self.keys_dtype != self.dtype:
             raise NotImplementedError(
-                f"kv_dtype {self.kv_dtype!r} with Q in {self.dtype}: {FP8}, or '' for the same"
+                f"kv_dtype {self.kv_dtype!r} with Q in {self.dtype}: {FP8}, '' for the dtype of Q"
             )
         for name, dtype in (
             ("q_scale", self.dtype),
@@ -261,22 +265,28 @@ class AttentionConfig(Tuning, Asked):
 
     def _check_options(self) -> None:
         if self.sink_tokens and not self.left:
-            raise ValueError("sink_tokens without a left window: every row sees the first keys")
+            raise ValueError(
+                "sink_tokens without a left window: all rows see the first keys anyway"
+            )
         if self.sinks and not self.normalize:
-            raise ValueError("sinks with normalize=False: a raw O has no denominator to join")
+            raise ValueError(
+                "sinks with normalize=False: sinks add to a denominator, a raw O has none"
+            )
         if self.page_size and not self.kv_lens:
-            raise ValueError("pages without kv_lens: nothing says how many keys they hold")
+            raise ValueError("pages without kv_lens: the number of keys in them is not known")
         if self.page_size and self.varlen_k:
-            raise ValueError("pages and cu_seqlens_k: the page table already says where keys are")
+            raise ValueError("pages conflict with cu_seqlens_k: both locate the keys")
         if self.rope_dim % 2 or not 0 <= self.rope_dim <= self.v_dim:
             raise ValueError(f"rope_dim {self.rope_dim}: even, from 0 to {self.v_dim}")
         if self.k_is_v and self.is_fp8:
-            raise NotImplementedError("k_is_v with K and V in e4m3: V is turned, K is not")
+            raise NotImplementedError("k_is_v with K and V in e4m3: V is transposed, K is not")
         if self.k_is_v and self.v_dim != self.head_dim:
-            raise ValueError(f"k_is_v with v_head_dim {self.v_dim}: {self.head_dim}, as K has")
+            raise ValueError(
+                f"k_is_v with v_head_dim {self.v_dim}: must be {self.head_dim}, as for K"
+            )
         for name in ("k_stages", "v_stages"):
             if getattr(self, name) < 0:
-                raise ValueError(f"{name} {getattr(self, name)}: 0 chooses, else at least 1")
+                raise ValueError(f"{name} {getattr(self, name)}: at least 1, 0 for automatic")
 
 
 def check_head_dims(head_dim: int, v_dim: int) -> None:
@@ -284,7 +294,7 @@ def check_head_dims(head_dim: int, v_dim: int) -> None:
     dims = PORTABLE_DIMS
     if head_dim not in dims or v_dim not in dims:
         raise NotImplementedError(
-            f"head_dim {head_dim} with v_head_dim {v_dim}: multiples of {dims.step} from "
+            f"head_dim {head_dim} with v_head_dim {v_dim}: both are multiples of {dims.step} from "
             f"{dims[0]} to {dims[-1]}"
         )
 
@@ -297,5 +307,5 @@ def check_pages_by_tma(page_size: int) -> None:
     if page_size % PAGE_STEP:
         raise NotImplementedError(
             f"page_size {page_size} with TMA: a multiple of {PAGE_STEP}; config=AttentionConfig("
-            "instructions='mma.sync') reads pages of any, and kvcache.gather_pages copies rows"
+            "instructions='mma.sync') reads pages of any size, kvcache.gather_pages copies rows"
         )

@@ -38,12 +38,12 @@ class Tiles(ABC):
         if config.schedule not in ("", *self.schedules):
             raise NotImplementedError(
                 f"schedule {config.schedule!r} on {self.arch}: this kernel has {self.schedules}, "
-                "'' chooses"
+                "'' for automatic"
             )
         if config.slices and not self.has_slices:
             raise NotImplementedError(
                 f"slices {config.slices} on {self.arch}: only the kernel of instructions="
-                "'mma.sync' has slices, 0 chooses"
+                "'mma.sync' has slices, 0 for automatic"
             )
         if config.pdl:
             require_pdl(self.arch)

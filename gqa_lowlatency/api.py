@@ -24,7 +24,7 @@ from kernelkit.call.tape import Results
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-SCALES = {"k_scale": "k", "v_scale": "k"}  # and whose heads they have
+SCALES = {"k_scale": "k", "v_scale": "k"}  # scale -> the input with as many heads
 
 
 OTHER_NAMES = SHARED_NAMES | {
@@ -198,7 +198,9 @@ def decode_plan(
     """
     for name in ("return_lse", "out"):
         if name in options:
-            raise TypeError(f"decode_plan takes no {name}: a call of the plan returns (O, LSE)")
+            raise TypeError(
+                f"decode_plan does not accept {name}: a call of the plan returns (O, LSE)"
+            )
     require_names(decode, options, OTHER_NAMES)
     moves = ("q", "k", "v", "kv_lens", "first_keys", "page_table")
     return DecodePlan(DECODE, fields_of(q, k, v, options), moves=moves, results=("out", "lse"))

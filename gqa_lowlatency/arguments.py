@@ -24,7 +24,7 @@ from kernelkit.call.tensors import (
 )
 from kernelkit.plan.limits import MAX_POSITION
 
-MAX_PARTS = 64  # clusters of a KV head, whose sums the last of them adds up
+MAX_PARTS = 64  # clusters of a KV head; the last one to finish adds up their sums
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _check_tensors(arguments: Arguments) -> None:
     if INPUT_NAMES.get(k.dtype) not in KV_DTYPES:
         raise NotImplementedError(f"dtype {k.dtype} of k and v: supported are {KV_DTYPES}")
     if k.dtype != torch.float8_e4m3fn and k.dtype != q.dtype:
-        raise TypeError(f"q {q.dtype}, k and v {k.dtype} differ in dtype, and k is no e4m3")
+        raise TypeError(f"q {q.dtype}, k and v {k.dtype} differ in dtype, and k is not in e4m3")
     if not 1 <= arguments.q_tokens <= MAX_Q_TOKENS:
         raise ValueError(
             f"{arguments.q_tokens} query tokens: from 1 to {MAX_Q_TOKENS}; fmha.attention takes "
@@ -107,7 +107,7 @@ def _check_tables(arguments: Arguments, capacity: int) -> None:
         require_table("first_keys", arguments.first_keys, torch.int32, (arguments.q.shape[0],))
     longest = arguments.max_kv_len
     if not 0 <= arguments.parts <= MAX_PARTS:
-        raise ValueError(f"{arguments.parts} parts: from 1 to {MAX_PARTS}, 0 chooses")
+        raise ValueError(f"{arguments.parts} parts: from 1 to {MAX_PARTS}, 0 for automatic")
     if longest is not None and not 0 <= longest <= capacity:
         raise ValueError(f"max_kv_len {longest}: from 0 to S = {capacity}")
     if arguments.kv_lens is None and longest is not None and longest < capacity:
@@ -117,8 +117,8 @@ def _check_tables(arguments: Arguments, capacity: int) -> None:
 def _check_options(arguments: Arguments) -> None:
     if arguments.window_right not in (None, 0):
         raise NotImplementedError(
-            f"window right {arguments.window_right}: decode has causal=True, where right is 0, and "
-            "causal=False, where it is None; fmha.attention has other windows"
+            f"window right {arguments.window_right}: right is 0 with causal=True and None with "
+            "causal=False; fmha.attention supports other windows"
         )
     if arguments.window_right == 0 and not arguments.causal:
         window = arguments.window_left, 0
@@ -127,12 +127,12 @@ def _check_options(arguments: Arguments) -> None:
             "causal=True, or right = None"
         )
     if arguments.kv_ready_before_pdl and not arguments.pdl:
-        raise ValueError("kv_ready_before_pdl without pdl: there is nothing to wait for")
+        raise ValueError("kv_ready_before_pdl without pdl: there is no earlier kernel to wait for")
     table = arguments.page_table if arguments.kv_ready_before_pdl else None
     if table is not None and is_broadcast(table):
         raise ValueError(
-            f"kv_ready_before_pdl with page_table of strides {table.stride()}: it is copied first, "
-            "by a kernel that nothing would wait for"
+            f"kv_ready_before_pdl with page_table of strides {table.stride()}: decode would not "
+            "wait for the kernel that copies a broadcast table. Pass a contiguous table"
         )
 
 

@@ -33,13 +33,13 @@ from kernelkit.tune.choices import Tuned, are_open
 
 TILE = 128  # keys that a CTA processes at a time
 KEPT = 1024  # cached decisions
-# With more clusters than SMs, shorter CTAs end closer together. H100, 64 entries of 8k keys, 8 KV
+# With more clusters than SMs, shorter CTAs end at similar times. H100, 64 entries of 8k keys, 8 KV
 # heads: 690 instead of 692.5 us; equal at 4k keys.
 MIN_KEYS_OF_PAIRS = 8192
 MIN_KEYS_OF_16_WARPS = 512
 MIN_KEYS_OF_LONG_SHARES = 8192  # from which 8 warps read faster than 16
 MIN_KEYS_OF_DEEP_RINGS = 4096  # from which deep rings gain more than a second CTA in a large grid
-MAX_ELEMENTS_OF_16_WARPS = 1024  # of O in the registers of a warp, of 128 a thread
+MAX_ELEMENTS_OF_16_WARPS = 1024  # of O in the registers of a warp, 128 per thread
 MIN_KEYS_OF_LONG_STEPS = 512
 MAX_ELEMENTS_OF_LONG_STEPS = 1024  # of O in the registers of one of 8 warps
 MIN_KEYS_TO_SPLIT = 8192  # from which the merge of several clusters costs less than it saves

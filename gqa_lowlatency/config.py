@@ -195,21 +195,23 @@ class DecodeConfig(Tuning, Asked):
         if (self.k_scale or self.v_scale) and self.keys_dtype != "e4m3":
             raise ValueError(f"scales with kv_dtype {self.keys_dtype!r}: only e4m3 is scaled")
         if self.sink_tokens and not self.left:
-            raise ValueError("sink_tokens without a window: every row sees the first keys")
+            raise ValueError("sink_tokens without a window: all rows see the first keys anyway")
         if self.sink_tokens and self.first:
             raise NotImplementedError("sink_tokens with first_keys: pass only one of them")
         if self.stages < 0:
-            raise ValueError(f"stages {self.stages}: at least 0, which chooses")
+            raise ValueError(f"stages {self.stages}: at least 1, 0 for automatic")
         if self.page_size and not self.lens:
-            raise ValueError("pages without kv_lens: nothing says how many keys they hold")
+            raise ValueError("pages without kv_lens: the number of keys in them is not known")
         if self.kv_ready and not self.pdl:
-            raise ValueError("kv_ready_before_pdl without pdl: there is nothing to wait for")
+            raise ValueError(
+                "kv_ready_before_pdl without pdl: there is no earlier kernel to wait for"
+            )
         if self.early and not self.kv_ready:
-            raise ValueError("early without kv_ready: a grid that fetches nothing only takes room")
+            raise ValueError("early without kv_ready: a grid that cannot fetch only occupies SMs")
         if self.owners < 0 or self.owners > self.cluster or self.columns % self.owner_ctas:
             raise ValueError(
                 f"owners {self.owners}: at most cluster {self.cluster}, a divisor of "
-                f"{self.columns} columns; 0 chooses"
+                f"{self.columns} columns, 0 for automatic"
             )
 
 

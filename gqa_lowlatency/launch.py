@@ -98,9 +98,9 @@ def check_config(config: DecodeConfig, arch: str) -> None:
 
         if config.warps:
             fixed = f"a CTA of this kernel has {ROLES.threads // 32} warps"
-            raise NotImplementedError(f"warps {config.warps} on {arch}: {fixed}, 0 leaves them")
+            raise NotImplementedError(f"warps {config.warps} on {arch}: 0, {fixed}")
         if config.step:
-            raise NotImplementedError(f"step {config.step} on {arch}: it is a tile, 0 leaves it")
+            raise NotImplementedError(f"step {config.step} on {arch}: 0, a step is one tile")
         make_plan(config)
         return
     from gqa_lowlatency.portable.plan import PortablePlan

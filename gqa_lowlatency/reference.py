@@ -136,7 +136,7 @@ def _rounded(
     group = heads // kv_heads
     visible = seen.to(q.device)
     anyone = visible.any(dim=0)[:, None, None]
-    # Keys that no token sees may be anything, even NaN: they are not part of the problem.
+    # Keys that no token sees may be anything, even NaN.
     keys, values = (
         tensor.float().masked_fill(~anyone, 0.0).repeat_interleave(group, dim=1)
         for tensor in (k, v)

@@ -98,12 +98,12 @@ def _configs(
 ) -> Iterator[DecodeConfig]:
     wished, arch = wished_config(arguments, target.arch), target.arch
     every_limit = _limits(arguments, target, replace(wished, cluster=1))
-    # Beyond one cluster to an SM it no longer matters how many there are.
+    # With at least one cluster per SM their number no longer matters.
     every_size = _sms(arguments, target)
     most = max(machine_of(arch, sms).sms for sms in every_size) + 1
     heads = {min(batch * arguments.kv_heads, most) for batch in batches if batch}
     seen = {replace(arguments, max_kv_len=n).most_seen for n in _representative(lengths)}
-    if machine_of(arch).widest == 1:  # where parts of so many keys are all that depends on them
+    if machine_of(arch).widest == 1:  # only the number of parts depends on the keys
         seen = set({min(keys // MIN_KEYS_OF_PART, MAX_PARTS): keys for keys in seen}.values())
     known = set()
     for keys, count, limit, sms in itertools.product(seen, heads, every_limit, every_size):

@@ -19,7 +19,7 @@ from kernelkit.tune import command as tune_command
 
 EXAMPLES = f"""examples:
   python -m kernelkit cache list
-  {aot.RECORD_VARIABLE}=run.jsonl python my_model.py    # notes every kernel that a run compiles
+  {aot.RECORD_VARIABLE}=run.jsonl python my_model.py    # records every kernel that a run compiles
   python -m kernelkit cache warm --for run.jsonl
   python -m kernelkit aot --for run.jsonl --out kernels
   {aot.VARIABLE}=kernels python my_model.py             # needs no DSL
@@ -28,12 +28,12 @@ EXAMPLES = f"""examples:
 
 environment:
   {store.VARIABLE}: the folder of the cache, or 'off'
-  {store.LIMIT_VARIABLE}: its size at most, {store.DEFAULT_LIMIT} unless set
-  {aot.VARIABLE}: folders of kernels compiled ahead of time, separated by colons; as FOLDER@DIGEST
-    a folder is used only if it has that digest
-  {store.SHARED_VARIABLE}: folders of kernels that other users may write, separated by colons;
-    their kernels are executed all the same
-  {aot.RECORD_VARIABLE}: a file that notes the kernels of a run, one to a line
+  {store.LIMIT_VARIABLE}: limit of its size, {store.DEFAULT_LIMIT} by default
+  {aot.VARIABLE}: folders of kernels compiled ahead of time, separated by colons; FOLDER@DIGEST
+    uses a folder only if it has that digest
+  {store.SHARED_VARIABLE}: folders that other users may write, separated by colons; their
+    kernels are executed nevertheless
+  {aot.RECORD_VARIABLE}: a file to record the kernels of a run in, one per line
 """
 
 
@@ -57,23 +57,25 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command")
     cache = commands.add_parser("cache", help="list, clear, verify or warm the cache on disk")
     actions = cache.add_subparsers(required=True, metavar="action")
-    _command(actions, "list", _list, "what is in it, the last used first").add_argument(
+    _command(actions, "list", _list, "list its kernels, the last used first").add_argument(
         "--json", action="store_true", help="as JSON"
     )
-    _command(actions, "clear", _clear, "remove everything")
-    _command(actions, "verify", _verify, "read every file; damaged ones are removed")
-    _with_keys(_command(actions, "warm", _warm, "find or compile the kernels of a record"))
-    ahead = _command(commands, "aot", _aot, "write artefacts for processes without the DSL")
+    _command(actions, "clear", _clear, "remove all files")
+    _command(actions, "verify", _verify, "read every file, and remove damaged ones")
+    _with_keys(_command(actions, "warm", _warm, "load or compile the kernels of a record"))
+    ahead = _command(
+        commands, "aot", _aot, "compile kernels into a folder, for processes without the DSL"
+    )
     _with_keys(ahead)
     ahead.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
-    _command(commands, "show", _show, "what a folder of artefacts holds").add_argument(
+    _command(commands, "show", _show, "list the kernels of such a folder").add_argument(
         "folder", type=Path
     )
     tune_command.add_arguments(
         _command(commands, "tune", tune_command.run, "measure which options suit a shape")
     )
     _command(
-        commands, "doctor", _doctor, "GPUs, versions, caches, and what runs where"
+        commands, "doctor", _doctor, "print GPUs, versions, caches, and what runs where"
     ).add_argument("--json", action="store_true", help="as JSON")
     return parser
 
@@ -89,12 +91,12 @@ def _command(
 def _with_keys(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--for", dest="record", type=Path, required=True, metavar="FILE",
-        help=f"kernels, one to a line, as {aot.RECORD_VARIABLE} notes them",
+        help=f"kernels, one per line, as recorded by {aot.RECORD_VARIABLE}",
     )  # fmt: skip
     parser.add_argument(
         "--arch", nargs="+", choices=ARCHITECTURES, metavar="ARCH",
-        help=f"of {', '.join(ARCHITECTURES)}: for these instead of those of the record; a kernel "
-        "that is written for one alone stays with it",
+        help=f"some of {', '.join(ARCHITECTURES)}, instead of those of the record; a kernel that "
+        "is written for only one keeps it",
     )  # fmt: skip
 
 
@@ -125,7 +127,8 @@ def _list(given: argparse.Namespace) -> int:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["used"]))
         print(f"{used}  {row['bytes'] / 1024:7.0f} kB  {row['title']}")
     total = sum(entry.nbytes for entry in opened.entries())
-    print(f"{len(rows)} kernels, {total / 2**20:.1f} of {opened.limit / 2**20:.0f} MB")
+    plural, limit = "s" * (len(rows) != 1), opened.limit / 2**20
+    print(f"{len(rows)} kernel{plural}, {total / 2**20:.1f} MB (limit {limit:,.0f} MB)")
     print(f"in {opened.folder}")
     return 0
 
@@ -141,7 +144,7 @@ def _verify(given: argparse.Namespace) -> int:
     good, damaged = opened.verify()
     for path in damaged:
         print(f"damaged, removed: {path}")
-    print(f"{good} files of {opened.folder} are whole, {len(damaged)} were damaged")
+    print(f"{good} files of {opened.folder} are intact, {len(damaged)} were damaged")
     return 1 if damaged else 0
 
 
@@ -187,10 +190,10 @@ def _show(given: argparse.Namespace) -> int:
     for item in manifest["kernels"]:
         print(f"{item['file']}  {item['title']}")
     made = ", ".join(f"{name} {number}" for name, number in manifest["toolchain"].items())
-    print(f"{len(manifest['kernels'])} kernels, made by {made}")
+    print(f"{len(manifest['kernels'])} kernels, made with {made}")
     print(f"digest {aot.digest_of(given.folder)}")
     changed = aot.changed_sources(manifest)
-    print(f"other sources here: {', '.join(changed)}" if changed else "made from the sources here")
+    print(f"sources differ: {', '.join(changed)}" if changed else "made from the sources here")
     return 1 if changed else 0
 
 

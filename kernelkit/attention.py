@@ -223,7 +223,7 @@ class AttentionArguments:
         if self.page_table is not None:
             require_table("page_table", self.page_table, torch.int32, (batch, None))
             if self.kv_lens is None:
-                raise ValueError("page_table without kv_lens: nothing says how many keys there are")
+                raise ValueError("page_table without kv_lens: the number of keys is not known")
         if self.kv_lens is not None:
             require_table("kv_lens", self.kv_lens, torch.int32, (batch,))
 
@@ -242,7 +242,7 @@ class AttentionArguments:
                     f"number or ({heads},)"
                 )
             if self.on_host and not all(map(math.isfinite, scale.flatten().tolist())):
-                raise ValueError(f"{name} {scale.tolist()}: finite numbers")
+                raise ValueError(f"{name} {scale.tolist()}, expected finite numbers")
 
     def _check_heads(self) -> None:
         q_heads, kv_heads = self.q_heads, self.kv_heads
@@ -269,12 +269,12 @@ class AttentionArguments:
             raise ValueError(f"sink_tokens {self.sink_tokens}: at least 0")
         if self.sink_tokens and self.window_left is None:
             raise ValueError(
-                f"sink_tokens {self.sink_tokens} without a left window: the first keys are visible"
+                f"sink_tokens {self.sink_tokens} without a left window: all rows see the first keys"
             )
 
     def _check_out(self, out: torch.Tensor, shape: tuple[int, ...]) -> None:
         if self.out_dtype not in (None, out.dtype):
-            raise ValueError(f"out is {out.dtype}, out_dtype {self.out_dtype}")
+            raise ValueError(f"out is {out.dtype}, but out_dtype is {self.out_dtype}")
         if tuple(out.shape) != shape:
             raise ValueError(f"out has shape {tuple(out.shape)}, expected {shape}")
         require_tma("out", out)
@@ -310,7 +310,7 @@ def check_factors(scale: float, softcap: float) -> None:
     if softcap and not MIN_SOFTCAP <= softcap <= MAX_SOFTCAP:
         raise ValueError(
             f"softcap {softcap}: from {MIN_SOFTCAP} to {MAX_SOFTCAP}, or 0 for none; scores are "
-            "good to 2 ** -23 of it"
+            "accurate to 2 ** -23 of it"
         )
 
 
@@ -318,7 +318,7 @@ def check_sinks(sinks: torch.Tensor) -> None:
     """ValueError for a sink that is NaN or +inf: exp(+inf) / exp(+inf) is no number."""
     for head, sink in enumerate(sinks.tolist()):
         if not sink < math.inf:
-            raise ValueError(f"sinks {sink} of head {head}: below +inf; -inf is no sink")
+            raise ValueError(f"sinks {sink} of head {head}: below +inf; -inf for no sink")
 
 
 def per_head(scale: torch.Tensor | None, heads: int) -> torch.Tensor | None:
@@ -339,7 +339,7 @@ def spread_scales(fields: dict[str, Any], names: Mapping[str, str]) -> None:
             scale = as_number(name, scale, float)
             require_type(scaled, tensor, torch.Tensor)
             if not abs(scale) <= FLT_MAX:
-                raise ValueError(f"{name} {scale}: a finite number of fp32, {FLT_MAX:.4g} at most")
+                raise ValueError(f"{name} {scale}: a finite fp32 number, at most {FLT_MAX:.4g}")
             sizes, device = tensor.shape[-2:-1], tensor.device
             fields[name] = torch.full(sizes, float(scale), dtype=torch.float32, device=device)
 
@@ -366,7 +366,7 @@ def window_sides(window: Window) -> Sides:
     """Return (left, right) of a window: a number is left. -1 is None, as in FlashAttention."""
     sides = (window, None) if isinstance(window, Integral | None) else window
     if isinstance(window, bool) or not isinstance(sides, tuple | list) or len(sides) != 2:
-        raise TypeError(f"window {window!r}: keys before, or (before, behind), None for unbounded")
+        raise TypeError(f"window {window!r}: expected (left, right) or left, None for unbounded")
     left, right = (None if type(side) is int and side == -1 else side for side in sides)
     return left, right
 

@@ -208,7 +208,7 @@ def _holds(header: dict[str, Any], *, shipped: bool) -> str:
             return str(device)
         if shipped and header == place.as_shipped(header).header():
             names = [n for n in ("driver", "sources") if header[n] != place.header()[n]]
-            return f"{device}, measured with other {' and '.join(names)}"
+            return f"{device}, measured with another version of {' and '.join(names)}"
         here = place.header()
         reasons = [f"another {name}" for name in here if here[name] != header.get(name)]
     return f"nowhere: {', '.join(reasons)}"
@@ -224,12 +224,12 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     for name, version in found["packages"].items():
         yield f"  {name} {version or 'is not installed'}"
     if not found["compiling"]:
-        yield f"Nothing can be compiled without {DSL}: kernels come from the cache, or from"
-        yield f"folders that {aot.VARIABLE} names."
+        yield f"{DSL} is missing, so nothing can be compiled: kernels come from the cache, or"
+        yield f"from the folders of {aot.VARIABLE}."
     yield "Environment:"
     yield from (f"  {name}={value}" for name, value in found["environment"].items())
     if not found["environment"]:
-        yield "  no variable of ours is set"
+        yield "  none is set"
     if "gpus" in found:
         yield from _machine_lines(found)
     yield from (f"BROKEN: {problem}" for problem in found["problems"])
@@ -240,11 +240,11 @@ def _machine_lines(found: dict[str, Any]) -> Iterator[str]:
     yield f"Driver: {found['driver'] or 'none found'}"
     for gpu in found["gpus"]:
         memory = f"{gpu['memory_bytes'] / GIGA:.0f} GB"
-        code = gpu["arch"] or "no kernel is written for it"
+        code = gpu["arch"] or "not supported"
         yield (f"  {gpu['device']} {gpu['name']}, compute capability {gpu['capability']} ({code}), "
                f"{gpu['sms']} SMs, {memory}, CUDA {gpu['cuda_of_torch']} of torch")  # fmt: skip
     if not found["gpus"]:
-        yield "  no CUDA GPU that torch sees: tensors on the CPU run in the emulator"
+        yield "  torch sees no CUDA GPU: kernels on CPU tensors run in the emulator"
     yield "Caches:"
     for name, cached in found["caches"].items():
         yield f"  {name}: " + (_size(cached) if cached else f"off ({store.VARIABLE})")

@@ -15,10 +15,9 @@ from ptxemu.host.command_line import add_check_arguments
 Add = Callable[[argparse.ArgumentParser], None]
 
 EXACT = """\
-A GPU that the kernel is written for runs it; everywhere else the emulator runs its PTX. The
-yardstick is the fp64 definition, and beside each error stands the one that the reference with the
-kernel's own rounding points makes. Exit code 1: out of tolerance, or the checker found an error;
-2: refused.
+The GPU runs the kernel if it supports it; otherwise the emulator runs its PTX. Errors are measured
+against the fp64 definition. Next to each error is that of a reference with the kernel's rounding
+points. Exit code 1: out of tolerance, or the checker found an error; 2: refused.
 """
 
 
@@ -46,7 +45,7 @@ RUN = {
         "fmha",
         attention.add_run,
         f"Runs the attention kernel and prints how exact it is.\n\n{EXACT}"
-        "Without flags of a case the demonstration's four run.",
+        "Without flags for a case, four demonstration cases run.",
         "--head-dim 128 --causal --kv-len 512",
     ),
     "gqa": _run(
@@ -66,45 +65,45 @@ RUN = {
     "models": Command(
         "lab.verbs.models",
         partial(_checked, moe.add_errors),
-        """Runs layers of experts of models in the emulator, and prints how exact each form is.
+        """Runs MoE layers of models in the emulator, and prints how exact each variant is.
 
-Routers, shared experts, biases and activations are the models' own, sizes are reduced. Errors are
-beside the definition with the same weights, in percent of the norm. Exit code 1: more than torch
-has that rounds where the kernels do, or the checker found an error; 2: refused.""",
+Routers, shared experts, biases and activations are those of the models; sizes are reduced. Errors
+are relative to the definition with the same weights, in percent of the norm. Exit code 1: an error
+above that of torch with the kernels' rounding points, or one found by the checker; 2: refused.""",
         "--model gpt-oss-120b",
     ),
     "kvcache": Command(
         "lab.verbs.life",
         partial(_checked, kvcache.add_run),
-        """Runs a KV cache through the life of some requests and says what happened at every step.
+        """Runs a KV cache through the life of some requests and prints what happens at every step.
 
-Requests share beginnings, append through the kernels, are attended to over the cache's own pages,
-forked, taken back, sent to the host's memory and fetched, preempted, and refused. Behind every step
-all entries of all requests are compared with kvcache/movement/reference.py, byte for byte, and
-attention with the fp64 definition over dense keys. Exit code 1: a wrong byte, attention out of
-tolerance, or the checker found an error; 2: something was refused.""",
+Requests share prefixes, append with the kernels, attend over the cache's pages, and are forked,
+rolled back, sent to host memory and fetched, preempted, and refused. After every step, all entries
+of all requests are compared byte for byte with kvcache/movement/reference.py, and attention with
+the fp64 definition over dense keys. Exit code 1: a wrong byte, attention out of tolerance, or the
+checker found an error; 2: something was refused.""",
         "--model deepseek-v4-flash --record bf16 --layers 1",
     ),
     "dsv4": Command(
         "lab.dsv4.perform",
         partial(_checked, dsv4.add_run),
-        """Runs one layer of DeepSeek-V4 over the cache, beside a model that recomputes everything.
+        """Runs one layer of DeepSeek-V4 over the cache, and compares it with a plain model.
 
-Prompts arrive in chunks while earlier requests decode; every step compresses, indexes, selects,
-attends and runs the experts by the repository's kernels. A plain torch model keeps all tokens and
-computes everything anew in every step; every component is held against it, within a limit that is
-derived (lab/dsv4/judge.py says how). Weights are random, the width is reduced,
-head_dim 512, the windows and the records are the model's. Exit code 1: something is out of its
-limit, or the checker found an error; 2: the run is refused.""",
+Prompts arrive in chunks while earlier requests decode. Every step compresses, indexes, selects,
+attends and runs the experts with the repository's kernels. A plain torch model keeps all tokens and
+recomputes everything in every step. Every component is compared with it, within a derived limit
+(see lab/dsv4/judge.py). Weights are random and the width is reduced; head_dim 512, the windows and
+the records are the model's. Exit code 1: something is out of its limit, or the checker found an
+error; 2: the run is refused.""",
         "--kind csa --prefix 200 --steps 300",
     ),
     "q8_0": _run(
         "q8_0",
         q8_0.add_run,
-        """Runs what reads weights in Q8_0, in both layouts, and prints how exact it is.
+        """Runs the kernels that read Q8_0 weights, in both layouts, and prints how exact they are.
 
 A GPU runs the kernels; without one the emulator runs their PTX. Products are compared with fp64,
-what moves and rounds with the reference's bits, and one layout with the other, bit for bit. Exit
+conversions with the reference bit for bit, and the two layouts with each other bit for bit. Exit
 code 1: wrong, or the checker found an error; 2: refused.""",
         "--operations matvec product --shapes 48x256 --tokens 3 17 --bias",
     ),
@@ -134,22 +133,22 @@ EXPLAIN = {
     "gqa": _explain(
         "gqa",
         decode.add_static,
-        "The plan of a decode case: who works on which keys, and what a CTA holds where.\n\n"
-        f"{STATIC} Without a GPU of --arch nothing says how many\nclusters it would run at once, "
-        "which may make them narrower.",
+        "The plan of a decode case: keys of each CTA, and the map of its memory.\n\n"
+        f"{STATIC} Without a GPU of --arch the number of\nclusters that run at once is unknown; "
+        "it may make them narrower.",
         "--kv-len 8k --kv-heads 8 --q-heads 64",
     ),
     "moe": _explain(
         "moe",
         moe.add_product,
-        "The plan of a layer's grouped GEMM: which tiles, who does what, and what lies where.\n\n"
-        f"{STATIC} --product says which of the two it is.",
+        "The plan of a layer's grouped GEMM: tiles, roles, and the map of memory.\n\n"
+        f"{STATIC} --product chooses one of the two products.",
         "--model deepseek-v4-pro --tokens 64 --experts 8",
     ),
     "q8_0": _explain(
         "q8_0",
         q8_0.add_static,
-        "The kernels that read weights in Q8_0: which one, who takes what, and what lies where.\n\n"
+        "The kernels that read weights in Q8_0: which one runs, its roles, and its memory.\n\n"
         f"{STATIC}",
         "--operations product --tokens 2k --arch sm_89",
     ),
@@ -157,8 +156,8 @@ EXPLAIN = {
         step: _explain(
             "steps",
             partial(steps.add_case, step),
-            f"{about}\n\nWhich kernels it launches, their configs, and the plan of those that have "
-            "one.\nNothing is compiled.",
+            f"{about}\n\nPrints the kernels that it launches, their configs, and their plans.\n"
+            "Nothing is compiled.",
         )
         for step, about in steps.ABOUT.items()
     },
@@ -167,7 +166,7 @@ EXPLAIN = {
 # -- dump -----------------------------------------------------------------------------------------
 
 SASS = """\
-Registers and SASS need NVIDIA's cuobjdump and nvdisasm, which `pip install '.[sass]'` brings."""
+Registers and SASS need NVIDIA's cuobjdump and nvdisasm: `pip install '.[sass]'`."""
 
 
 def _dumped(add: Add, parser: argparse.ArgumentParser) -> None:
@@ -199,10 +198,10 @@ DUMP = {
 def _emulated(name: str, parser: argparse.ArgumentParser) -> None:
     RUN[name].flags(parser)
     group = parser.add_argument_group("timeline")
-    words = "which launch is drawn, from 0 on"
+    words = "number of the launch to draw, from 0 on"
     groups.add(group, "launch", words, shown="the one with the most instructions")
-    groups.add(group, "cta", "CTA of the picture", shown="the first with spans")
-    groups.add_out(group, "out/timeline", "both files, less .json and .png")
+    groups.add(group, "cta", "CTA to draw", shown="the first with spans")
+    groups.add_out(group, "out/timeline", "both files, without .json and .png")
     parser.set_defaults(name=name, backend="emulate")
     if name == "fmha":
         parser.set_defaults(**attention.PLAIN | {"kv_len": (512,)})
@@ -212,9 +211,9 @@ EMULATE = {
     name: Command(
         "lab.verbs.emulate",
         partial(_emulated, name),
-        f"{command.title}\n\nIn the emulator, with the timeline of one launch: a Perfetto trace, a "
-        "picture, and counts.\nOpen the JSON at ui.perfetto.dev. Times in it are nominal: they "
-        "show order and overlap, no\nspeed. The flags are those of run.py.",
+        f"{command.title}\n\nRuns in the emulator and writes the timeline of one launch: a "
+        "Perfetto trace, a picture, and\ncounts. Open the JSON at ui.perfetto.dev. Times are "
+        "nominal: they show order and overlap,\nnot speed. The flags are those of run.py.",
         command.example,
     )
     for name, command in RUN.items()
@@ -232,13 +231,13 @@ def _modelled(subject: str, add: Add, parser: argparse.ArgumentParser) -> None:
 
 
 MODELLED = """\
-The kernel runs in the emulator, which records what each warp does; each warp is found again in the
-machine code, and that is replayed by the cycle, with the parameters of a GPU. Nothing here is
-measured: docs/cycle_model.md says how far to trust it. The range is that of the parameters'."""
+The kernel runs in the emulator, which records what each warp does. Each warp is matched with the
+machine code, which is replayed cycle by cycle with the parameters of a GPU. Nothing here is
+measured; docs/cycle_model.md tells how accurate it is. Ranges come from those of the parameters."""
 
 
 def _of_cycles(name: str, subject: str, add: Add, what: str, example: str = "") -> Command:
-    about = f"What {what} would take on a GPU, and why.\n\n{MODELLED}"
+    about = f"Modelled time of {what} on a GPU, and where it goes.\n\n{MODELLED}"
     return Command("lab.cycles.perform", partial(_modelled, subject, add), about, example)
 
 
@@ -272,36 +271,35 @@ CYCLES = {
     "layers": Command(
         "lab.cycles.layers",
         cycles.add_layers,
-        "MoE layers of models at their true sizes, beside what is published of others.\n\n"
-        "Every kernel of moe.fused_moe runs in the emulator, of large grids some clusters, and is "
-        "modelled as\none launch of a stream; weights come from memory. Nothing here is measured: "
-        "docs/cycle_model.md says\nhow far to trust it.",
+        "MoE layers of models at their true sizes, compared with published times of others.\n\n"
+        "Every kernel of moe.fused_moe runs in the emulator (some clusters of large grids) and is "
+        "modelled as\none launch in a stream; weights come from memory. Nothing here is measured; "
+        "docs/cycle_model.md tells\nhow accurate it is.",
         "--model gpt-oss-120b --tokens 1 64 4k",
     ),
     "beside": Command(
         "lab.cycles.beside",
         cycles.add_beside,
-        "Kernels that were timed on a GPU beside what the cycle model says of them.\n\n"
-        "Each row of the files is drawn, run and modelled again, with the parameters of the GPU of "
-        "the file.\nPairs are rows of one step whose measured times differ by more than 10 %.",
+        "Measured times of kernels on a GPU, compared with the cycle model.\n\n"
+        "Each row of the files is generated, run and modelled again, with the parameters of the "
+        "file's GPU.\nPairs are rows of one step whose measured times differ by more than 10 %.",
         "results/model_h100/kvcache.json --only append gather --every 3",
     ),
     "mainloops": Command(
         "lab.cycles.mainloops",
         cycles.add_mainloops,
-        "Published main loops of GEMMs in one CTA beside what the cycle model says of them.\n\n"
-        "A kernel of the same structure is recorded with a short K for each row; each further step "
-        "takes what the last\nrounds of its ring took. Of the parameters tma_row, tma_write, "
+        "Published times of GEMM main loops in one CTA, compared with the cycle model.\n\n"
+        "For each row a kernel of the same structure is recorded with a short K; each further step "
+        "is as long as\nthe last rounds of its ring. The parameters tma_row, tma_write, "
         "tma_latency_l2 and tma_issue come from\nrows of this table, the others from elsewhere.",
         "results/published_mainloops_b200.csv --every 10",
     ),
     "published": Command(
         "lab.cycles.published",
         cycles.add_published,
-        "FlashAttention-4 beside times of it that others published.\n\n"
-        "Its forward pass is compiled by the DSL of this environment, or the one of a checkout, "
-        "runs in the\nemulator and is modelled. Of a persistent kernel three tiles of a CTA are "
-        "executed.",
+        "FlashAttention-4, compared with times that others published.\n\n"
+        "The DSL of this environment compiles its forward pass, or that of a checkout. It runs in "
+        "the emulator\nand is modelled. A persistent kernel executes three tiles per CTA.",
         "results/published_fa4_b200.csv --source ../flash-attention",
     ),
 }
@@ -320,24 +318,24 @@ def cycles_of_file(name: str) -> Command:
 
 COLD = """\
 Times are medians of CUDA graph replays, per call. Cold: calls rotate over buffers of more than
-twice the L2 cache. Warm: all calls read the same buffers. Whoever is compared takes turns."""
+twice the L2 cache. Warm: all calls read the same buffers. Peers are timed in alternation."""
 OF_ROWS = f"""\
 {COLD}
-Calls rotate over at most 128 sets of buffers; smaller problems are marked warm, and what they take
-is a launch. A copy reads and writes as many bytes as the problem has. Results are compared with the
-reference before anything is timed."""
+Calls rotate over at most 128 sets of buffers. Smaller problems are marked warm, and their time is
+that of a launch. The copy reads and writes as many bytes as the problem has. Results are compared
+with the reference before anything is timed."""
 PUBLISHED = {
     "kvcache": """
 
-Host: over the bus, beside a memcpy per slot. Copies of slots move as many bytes as so many rows of
-bf16. Published elsewhere: dequantise and gather of 584-byte entries in CuTe DSL on a GB200 (8
-TB/s), 2.3 to 2.5 TB/s with 8192 rows, 4.1 to 4.4 with 32,000 (vLLM #42236, #55061).""",
+Host: over the bus, compared with a memcpy per slot. Copies of slots move as many bytes as that
+number of bf16 rows. Published elsewhere: dequantise and gather of 584-byte entries in CuTe DSL on a
+GB200 (8 TB/s), 2.3 to 2.5 TB/s with 8192 rows, 4.1 to 4.4 with 32,000 (vLLM #42236, #55061).""",
     "dsv4": """
 
 Published elsewhere: compressors in CuTe DSL, C4 10.0 us with one token, 9.8 with 128, 15.6 with
 1024, 47.8 with 4096 (Triton: 22.1, 35.5 with 4096); C128 12.6 us with one token, 12.5 with 32,
-28.2 with 128 (vLLM #43584, GPU not said). The best 512 keys of one row: 8.0 us of 4096, 9.0 of
-16,384 (TensorRT-LLM #14602), about 15 of 262,144 (LMSYS on Lightning TopK).""",
+28.2 with 128 (vLLM #43584, GPU not named). The best 512 keys of one row: 8.0 us out of 4096, 9.0
+out of 16,384 (TensorRT-LLM #14602), about 15 out of 262,144 (LMSYS on Lightning TopK).""",
 }
 
 
@@ -346,7 +344,7 @@ def _bench(subject: str, add: Add, about: str, example: str) -> Command:
 
 
 def _steps(family: str, what: str, example: str) -> Command:
-    about = f"{what}, beside torch and a copy of as many bytes.\n\n{OF_ROWS}"
+    about = f"{what}, compared with torch and a copy of as many bytes.\n\n{OF_ROWS}"
     about += PUBLISHED.get(family, "")
     return _bench("steps", partial(steps.add_bench, family), about, example)
 
@@ -360,29 +358,29 @@ BENCH = {
     "fmha": _bench(
         "fmha",
         bench.add_fmha,
-        """Attention beside FlashAttention-4 and -2, cuDNN, FlashInfer, or static figures.
+        """Attention, compared with FlashAttention-4 and -2, cuDNN, FlashInfer; or static figures.
 
-Times need a GPU. All peers of a problem take turns of a tenth of a second, in an order that is
-drawn anew in each round, since a GPU at its power limit slows down while it computes. A time is
-that of a call between CUDA events, behind a flush of L2 as triton's do_bench has it, without the
-host; it is the median over turns of medians, its spread that of the turns. What a peer computes is
-compared with fmha's first: one that is wrong, is not installed or does not take a problem says so
-in its line. cudnn and fa2 are backends of torch's scaled_dot_product_attention. TFLOP/s count four
-FLOP per visible pair and column, of a causal square half of all pairs. SM clock and power are read
-in the midst of turns.
+Times need a GPU. All peers of a problem alternate in rounds of a tenth of a second each, in a new
+random order per round, since a GPU at its power limit slows down while it computes. A time is that
+of a call between CUDA events, after a flush of L2 as in triton's do_bench, without the host. It is
+the median over rounds of medians; the spread is that of the rounds. Before, each peer's result is
+compared with fmha's: the line of a peer that is wrong, not installed, or does not support a problem
+tells so. cudnn and fa2 are backends of torch's scaled_dot_product_attention. TFLOP/s count four
+FLOP per visible pair and column; for a causal square, half of all pairs. SM clock and power are
+read in the middle of rounds.
 
 Rows: anchor has 16k tokens, heads x head dim = 2048, head dims 64, 128, 256, 1k to 16k keys, full
-and causal; gpt-oss 64/8 heads of 64 with sinks, with a window of 128 and without; gqa 64/8 heads of
-128; mla heads of 192, values of 128; hd512 64 query heads over one KV head of 512.
+and causal; gpt-oss has 64/8 heads of 64 with sinks, with and without a window of 128; gqa 64/8
+heads of 128; mla heads of 192, values of 128; hd512 64 query heads over one KV head of 512.
 
-Static figures are what ptxas made of a config: registers, spills, the SASS of the softmax loop by
-kind, and where in the loop statistics and P are published. They need `pip install '.[sass]'`.""",
+Static figures come from ptxas: registers, spills, the SASS of the softmax loop by kind, and where
+in the loop statistics and P are published. They need `pip install '.[sass]'`.""",
         "--rows gpt-oss gqa --peers fmha fa4 --json out/fmha.json",
     ),
     "gqa": _bench(
         "gqa",
         bench.add_gqa,
-        f"""Decode attention beside torch and FlashInfer: latency, or static figures without a GPU.
+        f"""Decode attention, compared with torch and FlashInfer; static figures without a GPU.
 
 {COLD}
 Every peer is timed in the same run on the same tensors, after its result has been compared with an
@@ -390,91 +388,90 @@ fp32 reference. The floor is the bytes of a launch at the bandwidth of a large r
 which is measured first.""",
         '--batch 1 8 64 --kv-len 1k 8k 64k --peers decode "torch cudnn"',
     ),
-    "merge": _steps("merge", "The merge of attention results", "--rows 128 8k --names stack"),
+    "merge": _steps("merge", "Merging of attention results", "--rows 128 8k --names stack"),
     "moe": _bench(
         "moe",
         _moe_bench,
-        f"""The steps around a MoE layer's products beside torch; with --model whole layers.
+        f"""The steps around a MoE layer's products, compared with torch; with --model whole layers.
 
 {OF_ROWS}
 
 With --model: a layer of experts and its two products, activations in bf16 and weights in four bits,
 as Hopper computes them, at the sizes of models. --tokens is --rows. Peers are Triton's own kernels
-(triton_kernels: matmul_ogs and its routing, weights in the layout it has for the GPU, or as they
-lie) and torch's grouped product of dequantised bf16. Weights are random codes and scale factors,
-the same for all; what laying them out took is a table of its own. All peers take turns, as a CUDA
-graph (of a plan, where a peer has plans) and as a call: a time is that between CUDA events behind a
-flush of L2, without the host, whose own time for a call is beside it. What a peer computes is
-compared with moe's first. The bound is what a large read and torch's product of bf16 square
-matrices take on this GPU for as many bytes and FLOP; a weight has four bits and its share of a
+(triton_kernels: matmul_ogs and its routing, weights in its layout for the GPU, or as they are) and
+torch's grouped product of dequantised bf16. Weights are random codes and scale factors, the same
+for all; the time to arrange them is in a separate table. All peers alternate, as a CUDA graph (of a
+plan, if a peer has plans) and as a call. A time is measured between CUDA events after a flush of
+L2, without the host; the host's time for a call is next to it. Before, each peer's result is
+compared with moe's. The bound is the time that a large read and torch's product of bf16 square
+matrices need on this GPU for as many bytes and FLOP; a weight has four bits and its share of a
 scale factor, whatever a peer reads.""",
         "--model gpt-oss-120b --tokens 1 64 4k --routing random power-law",
     ),
     "kvcache": _steps(
-        "kvcache", "What the KV cache moves", "--rows 1 128 2k 8k 32k --steps append gather"
+        "kvcache", "Data movement of the KV cache", "--rows 1 128 2k 8k 32k --steps append gather"
     ),
     "dsv4": _steps(
         "dsv4",
-        "What a layer of DeepSeek-V4 does with its cache",
+        "Steps of a DeepSeek-V4 layer with its cache",
         "--rows 1 32 128 --steps compress --names C4",
     ),
     "q8_0": _bench(
         "q8_0",
         q8_0.add_bench,
-        """Kernels that read weights in Q8_0, in both layouts, beside a copy, a read and torch.
+        """Kernels that read Q8_0 weights, in both layouts, compared with a copy, a read and torch.
 
 Times are medians of CUDA graph replays, per call, which rotate over weights of more than twice the
-L2 cache. Whoever is compared takes turns. A copy reads and writes as many bytes as the problem has,
-half each; a read is the maximum of as many bytes as int64; torch multiplies dequantised weights in
-fp16. `matvec` takes x in bf16, `integer` and `product` in Q8_1: one token by dp4a, more by the
-tensor cores. Results are compared with the reference before anything is timed. TOPS count a
-multiplication and an addition each; the int8 peak is the data sheet's, dense.""",
+L2 cache. Peers alternate. A copy reads and writes as many bytes as the problem has, half each; a
+read is the maximum of as many bytes as int64; torch multiplies dequantised weights in fp16.
+`matvec` has x in bf16, `integer` and `product` in Q8_1: one token with dp4a, more with the tensor
+cores. Results are compared with the reference before anything is timed. TOPS count a multiplication
+and an addition each; the int8 peak is that of the data sheet, dense.""",
         "--shapes 8192x2048 --tokens 1 16 2k --layouts soa --json out/q8_0.json",
     ),
     "kvcache-host": Command(
         "lab.bench.allocator",
         bench.add_host,
-        """What the manager of the KV cache costs the host, beside vLLM's BlockPool.
+        """Host time of the KV cache's manager, compared with vLLM's BlockPool.
 
-Pools: `batch` blocks are taken and given back, over and over, from a pool of --blocks; `kept`: each
-is registered by a new content before it goes back, so that all of them can be found and taking one
-forgets it. Manager: a decode step of so many requests, the admission of a prompt that is there, one
-that is not, the walk over all books. Numbers are medians over --repeats rounds. vLLM's pool runs
-the loop of its own benchmark_block_pool.py where it is installed, or from a checkout with its
-imports replaced. No GPU is needed.""",
+Pools: `batch` blocks are allocated and freed repeatedly from a pool of --blocks; `kept`: each block
+is registered with new contents before it is freed, so that it can be found; allocating it evicts
+them. Manager: a decode step of several requests, the admission of a prompt that is cached and of
+one that is not, and check(), which visits all bookkeeping. Numbers are medians over --repeats
+rounds. vLLM's pool runs the loop of its benchmark_block_pool.py if it is installed, or from a
+checkout with its imports replaced. No GPU is needed.""",
         "--json results/kvcache_host.json",
     ),
     "kvcache-tier": Command(
         "lab.bench.host_tier",
         bench.add_tier,
-        """How fast blocks go to the host's memory and back, and what decode beside them loses.
+        """Speed of block copies to host memory and back, and the slowdown of concurrent decoding.
 
-`memcpy`: a copy of each block by the copy engines, as `kvcache.memory.storage`; `kernel N`:
-one launch of kvcache's own copy kernel with N CTAs, which reads or writes pinned memory over the
-bus. They run on a stream of their own, again and again, while CUDA graphs of decode steps (all
-layers over the same pool's pages) run on another one. Bytes are compared before anything is
-measured.""",
+`memcpy`: one copy per block by the copy engines, as in `kvcache.memory.storage`; `kernel N`:
+one launch of kvcache's copy kernel with N CTAs, which reads or writes pinned memory over the bus.
+The copies run repeatedly on a separate stream, while CUDA graphs of decode steps (all layers over
+the same pool's pages) run on another one. Bytes are compared before anything is measured.""",
         "--json results/kvcache_tier_h100.json",
     ),
     "emulator": Command(
         "lab.bench.emulator",
         bench.add_emulator,
-        """How many warp-instructions per second ptxemu executes, and on what it spends its time.
+        """Warp instructions per second of ptxemu, and where its time goes.
 
-A small problem of each family, plain and under the checker: the CPU time of the quickest launch
-behind one that generates code, and the wall's. Shares are of the CPU time, from samples of the
-stack: `arithmetic` is generated code and compiled blocks, `memory` loads, stores and copies of
-every kind, `MMA` with its operands, `scheduling` warps and barriers, `host` the rest: the host
-function, what the launch may touch, garbage collection.""",
+A small problem of each family, with and without the checker: CPU and wall time of the fastest
+launch after one that generates code. Shares are of the CPU time, from samples of the stack:
+`arithmetic` is generated code and compiled blocks, `memory` loads, stores and copies of every kind,
+`MMA` includes its operands, `scheduling` is warps and barriers, `host` the rest: the host function,
+the memory that the launch may access, garbage collection.""",
         "--kernel decode append --json results/emulator_speed.json",
     ),
     "eager": Command(
         "lab.bench.eager",
         bench.add_eager,
-        """What a repeated eager call costs the host, on CUDA tensors.
+        """Host time of a repeated eager call, on CUDA tensors.
 
-In place of a kernel's host function stands one that does nothing: what is left is the way from the
-public function to the launch, also of operators whose kernels another GPU needs.""",
+The kernel's host function is replaced by one that does nothing. What remains is the time from the
+public function to the launch, also for operators whose kernels need another GPU.""",
         "--json results/eager_h200.json",
     ),
     "first-call": Command(
@@ -482,21 +479,21 @@ public function to the launch, also of operators whose kernels another GPU needs
         bench.add_first_call,
         """Time the first call of each operator in a fresh process: compiled, cached, ahead of time.
 
-Seconds beyond `import torch`, the making of a CUDA context and of the inputs; `ours` is what of
-them finds or compiles the kernels, the rest is importing this package and running, in the emulator
-mostly parsing PTX. On a GPU the call is captured in a CUDA graph and replayed behind it.""",
+Seconds without `import torch`, the creation of a CUDA context, and the inputs. `ours` is the part
+that finds or compiles the kernels; the rest is importing this package and running (in the emulator
+mostly parsing PTX). On a GPU the call is then captured in a CUDA graph and replayed.""",
         "--operators decode merge --repeat 3",
     ),
     "units": Command(
         "lab.silicon.units.perform",
         add_units,
-        """Unit costs of a Hopper GPU: what instructions, barriers, copies and launches take.
+        """Unit costs of a Hopper GPU: times of instructions, barriers, copies and launches.
 
-Small kernels in PTX measure themselves by the clock of their SM; two of them, or two lengths of a
-loop, are subtracted from each other, so that figures are free of loops and clocks. The figures are
-what cycle_model/parameters takes. A child does the work; one that faults or hangs is replaced, and
-the row says why. Neither the DSL nor cuda-python is needed; `python -m lab.silicon.units` with
-PYTHONPATH=scripts:. is the same command.""",
+Small kernels in PTX measure themselves with the clock of their SM. The times of two kernels, or of
+two lengths of a loop, are subtracted, so that figures do not contain loops and clocks. The figures
+are parameters for cycle_model/parameters. A child process does the work; one that faults or hangs
+is replaced, and its row tells why. Neither the DSL nor cuda-python is needed;
+`python -m lab.silicon.units` with PYTHONPATH=scripts:. is the same command.""",
         "--json results/units_h200.json",
     ),
 }
@@ -510,65 +507,65 @@ SOAK = {
     "kvcache": Command(
         "lab.soak.random_caches",
         kvcache.add_soak,
-        """The long run of kvcache's manager: random operations beside the naive model of its tests.
+        """Long run of kvcache's manager: random operations, compared with the tests' naive model.
 
-Every operation is followed by check(), a replay of the events and a comparison of all bytes that
-the requests it touched still need; every --every of them by one of everything. Pools and policy
-are those of the tests for one seed in four, and random for the others. A failure stops the run; its
-operations are made as few as still fail, and stored. Exit code 0: nothing failed; 1: something did.
+Every operation is followed by check(), a replay of the events, and a comparison of all bytes that
+the affected requests still need; every --every operations everything is compared. Pools and policy
+are those of the tests for one seed in four, and random otherwise. A failure stops the run; its
+operations are reduced to the fewest that still fail, and stored. Exit code 0: nothing failed; 1:
+something did.
 """,
         "--operations 50k --layout sparse --seed 7",
     ),
     "fmha": _soak(
         "attention",
         partial(soak.add_campaign, soak.OF_ATTENTION),
-        """Random attention problems on the GPU at hand, each twice, against fp64 on the same GPU.
+        """Random attention problems on this GPU, each twice, compared with fp64 on the same GPU.
 
-Kernels are drawn from the whole space of options and tunable fields; what the plan refuses is left
-out and counted. Processes compile them, and as soon as one is there, its problems run: lengths at
-random (odd, zero, at the edges of tiles), NaN behind every length, around every tensor and in every
-page that nobody uses, scores that are huge, zero, or climb. The bits have to be equal from run to
-run, and errors within the tolerance of kernelkit/numerics/tolerance.py. All is drawn by --seed: a
-problem keeps its number whatever the other flags are, but --small, --long and the architecture.
-What fails prints the command that repeats it, and goes to out/soak_fmha_failures.json. In the
-emulator a few small ones run, the second time under an adversarial schedule. Exit code 0: nothing
-failed; 1: something did; 2: refused.
+Kernels are drawn from the whole space of options and tunable fields; configs that the plan refuses
+are left out and counted. Processes compile them, and the problems of a kernel run as soon as it is
+compiled: random lengths (odd, zero, at the edges of tiles), NaN after every length, around every
+tensor and in every unused page, scores that are huge, zero, or rising. The bits must be equal from
+run to run, and errors within the tolerance of kernelkit/numerics/tolerance.py. Everything is drawn
+from --seed: a problem keeps its number for any flags except --small, --long and the architecture.
+Failures print a command that repeats them, and go to out/soak_fmha_failures.json. The emulator runs
+a few small problems, the second time with an adversarial schedule. Exit code 0: nothing failed; 1:
+something did; 2: refused.
 """,
         "--configs 60 --problems 3000 --minutes 8 --json out/soak_fmha.json",
     ),
     "gqa": _soak(
         "decode",
         partial(soak.add_campaign, soak.OF_DECODE),
-        """Random decode steps on the GPU at hand, each twice, against fp64 on the same GPU.
+        """Random decode steps on this GPU, each twice, compared with fp64 on the same GPU.
 
-Kinds of steps are drawn from the whole space of options, clusters and tunable fields; what the plan
-refuses is left out and counted. Processes compile their kernels, and as soon as those are there,
-the problems run: batches and lengths at random (zero, a few, beside the edges of tiles), NaN behind
-every length, around every tensor and in every page that nobody uses, scores that are zero, large,
-climb, or lie far below 0. The bits have to be equal from run to run, and errors within the
-tolerance of kernelkit/numerics/tolerance.py. All is drawn by --seed: a problem keeps its number
-whatever the other flags are, but --small, --long and the architecture. What fails prints the
-command that repeats it, and goes to out/soak_gqa_failures.json. In the emulator a few small ones
-run, the second time under an adversarial schedule. Exit code 0: nothing failed; 1: something did;
-2: refused.
+Kinds of steps are drawn from the whole space of options, clusters and tunable fields; configs that
+the plan refuses are left out and counted. Processes compile the kernels, and the problems of a kind
+run as soon as they are compiled: random batches and lengths (zero, a few, near the edges of tiles),
+NaN after every length, around every tensor and in every unused page, scores that are zero, large,
+rising, or far below 0. The bits must be equal from run to run, and errors within the tolerance of
+kernelkit/numerics/tolerance.py. Everything is drawn from --seed: a problem keeps its number for any
+flags except --small, --long and the architecture. Failures print a command that repeats them, and
+go to out/soak_gqa_failures.json. The emulator runs a few small problems, the second time with an
+adversarial schedule. Exit code 0: nothing failed; 1: something did; 2: refused.
 """,
         "--configs 60 --problems 3000 --minutes 8 --json out/soak_gqa.json",
     ),
     "moe": _soak(
         "moe",
         partial(soak.add_campaign, soak.OF_EXPERTS),
-        """Random products and layers of experts in four bits, on the Hopper GPU at hand.
+        """Random products and layers of experts in four bits, on this Hopper GPU.
 
-Each problem runs twice, against fp64 on the same GPU. Two of three kernels are those of
-`mixed_gemm`: any tile, format, activation, bias, rows that are gathered; the others are whole
-layers by `fused_moe`: routers, shared experts, experts of a rank, tokens that all choose one
-expert or none that is here. Processes compile them, and as soon as one is there, its problems run:
-experts without rows, rows at the edges of tiles, NaN around every tensor, in rows that nobody has
-and in tokens that no slot names. The bits have to be equal from run to run, and errors within the
-tolerance of kernelkit/numerics/tolerance.py. All is drawn by --seed: a problem keeps its number
-whatever the other flags are, but --small and --large. What fails prints the command that repeats
-it, and goes to out/soak_moe_failures.json. In the emulator a few small ones run, the second time
-under an adversarial schedule. Exit code 0: nothing failed; 1: something did; 2: refused.
+Each problem runs twice and is compared with fp64 on the same GPU. Two of three kernels are those of
+`mixed_gemm`, with any tile, format, activation, bias and gathered rows. The others are whole layers
+with `fused_moe`: routers, shared experts, experts of a rank, tokens that all choose one expert or
+only experts of other ranks. Processes compile them, and the problems of a kernel run as soon as it
+is compiled: experts without rows, rows at the edges of tiles, NaN around every tensor, in unused
+rows and in tokens that no slot names. The bits must be equal from run to run, and errors within the
+tolerance of kernelkit/numerics/tolerance.py. Everything is drawn from --seed: a problem keeps its
+number for any flags except --small and --large. Failures print a command that repeats them, and go
+to out/soak_moe_failures.json. The emulator runs a few small problems, the second time with an
+adversarial schedule. Exit code 0: nothing failed; 1: something did; 2: refused.
 """,
         "--configs 60 --problems 3000 --minutes 8 --json out/soak_moe.json",
     ),
@@ -578,11 +575,11 @@ under an adversarial schedule. Exit code 0: nothing failed; 1: something did; 2:
         """A row's result does not depend on other rows: random calls of every family, each twice.
 
 The second time one row, such as a token, has other contents: NaN, infinities, numbers near 1e30,
-subnormal ones, zeros, or other experts. The bits of all other rows have to be the same. Kinds of
-calls come from all subjects in turns; each has many problems, which share its kernels. All is drawn
-by --seed: a problem keeps its number whatever the other flags are, but --small and the
-architecture. What fails prints the command that repeats it, and goes to
-out/soak_rows_failures.json. Exit code 0: nothing failed; 1: something did; 2: refused.
+subnormal numbers, zeros, or other experts. The bits of all other rows must be the same. Kinds of
+calls are drawn from all subjects in rotation; each has many problems, which share its kernels.
+Everything is drawn from --seed: a problem keeps its number for any flags except --small and the
+architecture. Failures print a command that repeats them, and go to out/soak_rows_failures.json.
+Exit code 0: nothing failed; 1: something did; 2: refused.
 """,
         "--configs 100 --problems 50000 --minutes 8 --json out/soak_rows.json",
     ),

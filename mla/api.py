@@ -157,7 +157,7 @@ def _rings_and_streams(
     require("ring", ring, str)
     found = layout.find(ring)
     if not isinstance(found, Ring):
-        raise TypeError(f"{ring!r} is no ring")
+        raise TypeError(f"{ring!r} is not a ring")
     if isinstance(every, str) or not isinstance(every, Sequence):
         raise TypeError(f"every is {shown(every)}, expected a sequence of names")
     streams = []
@@ -168,7 +168,7 @@ def _rings_and_streams(
         if isinstance(stream, Stream):
             streams.append(stream)
         elif stream is not None:
-            raise TypeError(f"{name!r} is no stream")
+            raise TypeError(f"{name!r} is not a stream")
     return found, streams
 
 

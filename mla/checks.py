@@ -64,9 +64,7 @@ def check_call(
     check_angles(cos, sin)
     _check_rows("ring", ring)
     if ring.rows != window.rows:
-        raise ValueError(
-            f"rings of {ring.rows} rows: what the step sees was made for {window.rows}"
-        )
+        raise ValueError(f"rings of {ring.rows} rows, but the window was made for {window.rows}")
     if past is not None:
         _check_rows("past", past)
     require_type("scale", scale, float, optional=True)
@@ -97,8 +95,8 @@ def check_every(rows: Rows, pages: EntryPages, tokens: int) -> None:
     if pages.entries is None:
         if rows.record != BF16_512 or rows.rows not in PAGE_SIZES:
             raise ValueError(
-                f"{rows.rows} rows of {rows.record.name} are read in place: {BF16_512.name}, and "
-                f"one of {PAGE_SIZES} rows"
+                f"pages of {rows.rows} rows of {rows.record.name} are read in place: only "
+                f"{BF16_512.name} with one of {PAGE_SIZES} rows can be"
             )
         there, size = len(rows.pool), rows.rows
     else:
@@ -127,15 +125,15 @@ def _tables_of(rope: object) -> tuple[torch.Tensor, torch.Tensor]:
 def _check_tokens(q: torch.Tensor, kv: torch.Tensor, tokens: int) -> None:
     if q.ndim != 3 or q.dtype != torch.bfloat16 or (q.shape[0], q.shape[2]) != (tokens, COLUMNS):
         raise ValueError(
-            f"q is {q.dtype} {tuple(q.shape)}: torch.bfloat16 ({tokens}, heads, {COLUMNS}), the "
-            f"step has {tokens} tokens"
+            f"q is {q.dtype} {tuple(q.shape)}, expected torch.bfloat16 "
+            f"({tokens}, heads, {COLUMNS}): the step has {tokens} tokens"
         )
     if not q.shape[1]:
         raise ValueError("q has 0 heads: at least 1")
     if kv.shape != (tokens, COLUMNS):
-        raise ValueError(f"kv has shape {tuple(kv.shape)}: ({tokens}, {COLUMNS})")
+        raise ValueError(f"kv has shape {tuple(kv.shape)}, expected ({tokens}, {COLUMNS})")
     if kv.dtype not in LATENT_DTYPES:
-        raise ValueError(f"kv is {kv.dtype}: one of {LATENT_DTYPES}")
+        raise ValueError(f"kv is {kv.dtype}, expected one of {LATENT_DTYPES}")
     require_tma("q", q)
 
 
@@ -169,7 +167,9 @@ def _check_chunk(ring: Rows, window: ChunkWindow, positions: int) -> None:
     tokens, (pages, size) = len(window.slots), window.own.shape
     begins = window.cu_tokens.tolist()
     if begins[0] or begins[-1] != tokens or begins != sorted(begins):
-        raise ValueError(f"cu_tokens {begins}: from 0, never falling, to the {tokens} tokens")
+        raise ValueError(
+            f"cu_tokens {begins}: not ascending from 0 to {tokens}, the number of tokens"
+        )
     longest = max((end - begin for begin, end in pairwise(begins)), default=0)
     if longest > window.longest:
         raise ValueError(f"longest {window.longest}: a request has {longest} tokens")

@@ -164,7 +164,7 @@ def see_window(
     """
     longest, context = whole("longest", longest), whole("context", context)
     if not 1 <= whole("window", window, None) <= whole("rows", rows, None):
-        raise ValueError(f"a window of {window} tokens in rings of {rows} rows: 1 to as many")
+        raise ValueError(f"a window of {window} tokens in rings of {rows} rows: from 1 to {rows}")
     given = {**arrays, "slots": slots}
     require_tables(given, OF_TOKENS if decodes(window, rows, longest) else OF_CHUNK)
     if decodes(window, rows, longest):
@@ -313,7 +313,7 @@ def _pages(begins: torch.Tensor, ends: torch.Tensor, most: int, columns: int) ->
     counts = behind - first
     after = counts.cumsum(0)
     if device.type == "cpu" and counts.sum() > most:
-        raise ValueError(f"{int(counts.sum())} pages of {PAGE} keys: there is room for {most}")
+        raise ValueError(f"{int(counts.sum())} pages of {PAGE} keys, limit {most}")
     base = (after - counts - first)[:, None]
     page = torch.arange(most, device=device)
     owner = torch.searchsorted(after, page, right=True).clamp(max=max(len(ends) - 1, 0))[:, None]

@@ -53,8 +53,8 @@ class Workspace:
         limit, tokens = whole("limit", limit), whole("tokens", tokens)
         if limit < self.size(1):
             raise ValueError(
-                f"a workspace of {limit:,} bytes: {self.size(1):,} at least, {self.shared:,} of "
-                f"them for the whole step and {self.each:,} for each token that goes at once"
+                f"a workspace of {limit:,} bytes: at least {self.size(1):,}, {self.shared:,} for "
+                f"the whole step and {self.each:,} for each token computed at once"
             )
         return min((limit - self.shared) // self.each, tokens) if self.each else tokens
 
@@ -133,7 +133,7 @@ def plan_workspace(
     require("ring", ring, str)
     array = layout.find(ring)
     if not isinstance(array, Ring):
-        raise TypeError(f"{ring!r} is no ring")
+        raise TypeError(f"{ring!r} is not a ring")
     heads, longest = whole("heads", heads, 1), whole("longest", longest)
     tokens, requests = whole("tokens", tokens), whole("requests", requests)
     selected = None if selected is None else whole("selected", selected)

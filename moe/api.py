@@ -236,7 +236,8 @@ def _check_granularity(w: Quantized, activation: Activation) -> None:
     packed = getattr(w, "granularity", None)
     if packed not in (None, activation.granularity):
         raise ValueError(
-            f"granularity {activation.granularity}, but gate and up of w alternate by {packed} rows"
+            f"granularity {activation.granularity}, but gate and up of w alternate every "
+            f"{packed} rows"
         )
 
 
@@ -353,7 +354,7 @@ def fused_moe_plan(
     tables = {"router_logits": layer.router_logits, "linear.bias": linear, **biases}
     for name, table in tables.items():
         if table is not None and is_broadcast(table):
-            raise ValueError(f"{name} has strides {table.stride()}: a plan copies nothing")
+            raise ValueError(f"{name} has strides {table.stride()}: a plan makes no copy")
     # Without a GPU each step checks what the previous one wrote.
     plan = Plan(operator, vars(layer), dry=layer.x.is_cuda)
     return InPlacePlan(plan, *plan.made)

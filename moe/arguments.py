@@ -238,7 +238,7 @@ class Arguments:
     def check(self) -> None:
         """Raise TypeError, ValueError or NotImplementedError, naming the value and the limit."""
         check_form(self.activation)
-        self._check_operands()  # first: the config is that of x
+        self._check_operands()  # first, since the config depends on x
         self._check_scale_factors()
         config = self.config
         self._check_columns(config)
@@ -250,7 +250,9 @@ class Arguments:
         x, w = self.x.data, self.w.data
         require_tensors(x=x, w=w, offsets=self.offsets)
         if w.ndim != 3 or x.ndim != 2:
-            raise ValueError(f"x {tuple(x.shape)} and w {tuple(w.shape)}: [R, K] and [E, N, K]")
+            raise ValueError(
+                f"x {tuple(x.shape)}, w {tuple(w.shape)}: expected [R, K] and [E, N, K]"
+            )
         require_table("offsets", self.offsets, torch.int32, (w.shape[0] + 1,))
         if x.shape[1] % hw.TMA_ALIGN_BYTES:
             per_byte, fmt = FORMATS[self.x.fmt].per_byte, self.x.fmt
@@ -260,9 +262,7 @@ class Arguments:
             )
         for name, data in (("x", x), ("w", w)):
             if not data.is_contiguous():
-                raise ValueError(
-                    f"{name}.data has strides {data.stride()}: it has to be contiguous"
-                )
+                raise ValueError(f"{name}.data has strides {data.stride()}: not contiguous")
             require_tma(f"{name}.data", data)
         for name, operand in (("x", self.x), ("w", self.w)):
             require_tma(f"{name}.scales", operand.scales)
@@ -292,7 +292,7 @@ class Arguments:
         if decode is not None and len(decode) != experts:
             raise ValueError(f"w has {len(decode)} global scales for {experts} experts")
         if decode is not None and decode.ndim == 2 and self.activation is None:
-            raise ValueError("w has global scales of gate and of up, but there is no activation")
+            raise ValueError("w has global scales for gate and for up, but there is no activation")
 
     def _check_windows(self) -> None:
         """Check the requirements of TMA on elements that it pads."""
@@ -312,7 +312,7 @@ class Arguments:
         n, form = self.w.data.shape[1], FORMATS.get(config.out)
         pair = 2 * config.granularity or 1
         if n % pair:
-            raise ValueError(f"N = {n}: a multiple of {pair}, gate and up in turn")
+            raise ValueError(f"N = {n}: a multiple of {pair}, as gate and up alternate")
         if form is not None:
             unit = hw.TMA_ALIGN_BYTES * form.per_byte
         else:
@@ -320,7 +320,7 @@ class Arguments:
         columns = n if self.activation is None else n // 2
         if columns % unit:
             raise NotImplementedError(
-                f"{columns} columns of output in {config.out}: a multiple of {unit}, 16 bytes"
+                f"{columns} columns of output in {config.out}: a multiple of {unit} (16 bytes)"
             )
 
     def _check_rows(self, config: GroupedConfig) -> None:
@@ -344,7 +344,7 @@ class Arguments:
         form = FORMATS.get(config.out)
         wanted = form is not None and form.has_global
         if (self.encode_scale is not None) != wanted:
-            raise ValueError(f"out {self.out}: {'an' if wanted else 'no'} encode_scale")
+            raise ValueError(f"out {self.out} {'needs an' if wanted else 'has no'} encode_scale")
         named = {"encode_scale": self.encode_scale, "amax": self.amax, "bias": self.bias}
         given = {name: tensor for name, tensor in named.items() if tensor is not None}
         if not given:
@@ -354,7 +354,7 @@ class Arguments:
             shape = tuple(self.w.data.shape[:2]) if name == "bias" else (1,)
             require_table(name, tensor, torch.float32, shape)
         if self.bias is not None:
-            require_tma("bias", self.bias)  # what threads load is aligned as for TMA
+            require_tma("bias", self.bias)  # loads of threads need the same alignment as TMA
         if self.encode_scale is not None:
             check_scale("encode_scale", self.encode_scale)
 
@@ -400,8 +400,8 @@ def out_name(out: torch.dtype | str) -> str:
     return out
 
 
-# ---- Tables of rows and of experts, and scales, looked at in the memory of this machine. On a GPU
-# nobody reads them back: they are taken as they are.
+# ---- Checks of values of tables and scales in host memory. On a GPU they are not read back, and
+# not checked.
 
 
 def check_range(name: str, tensor: torch.Tensor, end: int, limit: str, *, begin: int = 0) -> None:
@@ -419,7 +419,7 @@ def check_offsets(offsets: torch.Tensor, rows: int) -> None:
         return
     values = offsets.tolist()
     if values[0] != 0 or values[-1] > rows or values != sorted(values):
-        raise ValueError(f"offsets {values}: ascending from 0, at most to the {rows} rows of x")
+        raise ValueError(f"offsets {values}: not ascending from 0 to at most {rows}, the rows of x")
 
 
 def range_fields(expert_range: tuple[int, int] | None) -> dict[str, int]:
@@ -451,7 +451,7 @@ def check_scale(name: str, scale: torch.Tensor) -> None:
     wrong = (~((scale > 0) & scale.isfinite())).nonzero()
     if len(wrong):
         row = int(wrong[0, 0])
-        raise ValueError(f"{name}[{row}] is {scale[row].item()}: positive and finite")
+        raise ValueError(f"{name}[{row}] is {scale[row].item()}, expected positive and finite")
 
 
 def check_bias(name: str, bias: torch.Tensor) -> None:

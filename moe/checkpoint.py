@@ -65,7 +65,7 @@ def check(path: str | PathLike[str]) -> None:
     with open(path, "rb") as file:
         nbytes = int.from_bytes(file.read(_LENGTH), "little")
         if not 2 <= nbytes <= min(size - _LENGTH, MAX_HEADER):
-            raise FileError(f"{path} has {size} bytes and a header of {nbytes}, which cannot be")
+            raise FileError(f"{path} of {size} bytes cannot have a header of {nbytes} bytes")
         header = json_of(file.read(nbytes), f"the header of {path}")
     if not isinstance(header, dict):
         raise FileError(f"the header of {path} is a {type(header).__name__}, expected an object")
@@ -79,7 +79,8 @@ def _check_tensor(name: str, item: Any, room: int) -> None:
         raise FileError(f"{name} has no dtype, shape and data_offsets")
     shape, offsets, dtype = item["shape"], item["data_offsets"], item["dtype"]
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
-        raise FileError(f"{name} has shape {shape!r:.80} and data_offsets {offsets!r:.80}")
+        given = f"shape {shape!r:.80} and data_offsets {offsets!r:.80}"
+        raise FileError(f"{name} has {given}, expected lists of integers, the latter of two")
     first, end = offsets
     if not first <= end <= room:
         raise FileError(f"{name} has data_offsets {offsets}, the file has {room} bytes of data")
@@ -206,7 +207,7 @@ def read_layout(name: str, stored: torch.Tensor) -> Layout:
         names += ["pairs"] if "pairs" in layout else []
         found = {field: layout[field] for field in names}
     except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{name} is no JSON text of version, fmt and granularity") from error
+        raise ValueError(f"{name} is not JSON with version, fmt and granularity") from error
     if version not in (PLAIN, BIASED):
         raise ValueError(f"{name} has version {version!r:.80}, expected {PLAIN} or {BIASED}")
     require_fields(name, found, {"fmt": str, "granularity": int})
@@ -224,5 +225,5 @@ def _tensor(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
     require_memory(**{name: tensor})
     wanted = torch.float32 if name.endswith(NUMBERS) else torch.uint8
     if tensor.dtype != wanted:
-        raise ValueError(f"{name} is {tensor.dtype}, stored as {wanted}")
+        raise ValueError(f"{name} is {tensor.dtype}, expected {wanted}")
     return tensor

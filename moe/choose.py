@@ -17,10 +17,10 @@ from kernelkit.tune.choices import Choice, Tuned
 from moe.config import KERNELS, TILE_N, TILE_ROWS, GroupedConfig
 from moe.formats import FORMATS
 
-# An expert may not have more rows than such a tile: a second one would read scale factors from
-# within a column of tensor memory, or from an odd one, which no kernel known to run does.
+# An expert may not have more rows than such a tile. A second tile would read scale factors from
+# inside a column of tensor memory, or from an odd column, which no kernel known to run does.
 FEW = (8, 16, 32)
-# bits of an element of x -> tile_rows -> the most rows of an expert, on average
+# bits of an element of x -> tile_rows -> limit of the average rows per expert
 BY_AVERAGE = {4: {64: 128, 128: 384}, 8: {64: 60, 128: 132}}
 WIDE_BITS = 4  # bits of an element of wide tiles
 PAIR = 256  # rows of a tile of two CTAs
@@ -65,8 +65,8 @@ def check_tile_rows(tile_rows: int, most_rows: int) -> None:
     unsupported."""
     if tile_rows in FEW and most_rows > tile_rows:
         raise ValueError(
-            f"tile_rows {tile_rows}: an expert may have {most_rows} rows (most_rows), and tiles of "
-            f"{FEW} rows take one to an expert"
+            f"tile_rows {tile_rows}: an expert may have {most_rows} rows (most_rows), but gets "
+            f"only one tile if tile_rows is one of {FEW}"
         )
 
 

@@ -118,25 +118,25 @@ class GroupedConfig:
         _one_of("tile_n", self.tile_n, TILE_N)
         if self.x_fmt and (self.x_fmt, self.fmt) != MIXED:
             raise NotImplementedError(
-                f"x_fmt {self.x_fmt!r} with fmt {self.fmt!r}: '' for one format, or {MIXED}"
+                f"x_fmt {self.x_fmt!r} with fmt {self.fmt!r}: '' for the format of w, or {MIXED}"
             )
         if self.w_ready and not self.pdl:
-            raise ValueError("w_ready without pdl: nothing is waited for")
+            raise ValueError("w_ready without pdl: there is no earlier kernel to wait for")
         if self.limit and not self.swiglu:
             raise ValueError("limit without an activation: nothing is clamped")
         if self.row_scale and not self.format.has_global:
             raise ValueError(f"row_scale with {self.fmt}, which has no global scale")
         if self.pair_scale and not (self.format.has_global and self.swiglu):
             raise ValueError(
-                f"pair_scale with {self.fmt} and granularity {self.granularity}: a format with "
-                "global scales, and gate and up in turn"
+                f"pair_scale with {self.fmt} and granularity {self.granularity}: needs a format "
+                "with global scales, and alternating gate and up"
             )
         if self.swapped and self.tile_n != PART:
             raise ValueError(f"tile_n {self.tile_n} with tile_rows {self.tile_rows}: {PART}")
         if self.carry and (self.granularity != CARRIED or self.swapped):
             raise NotImplementedError(
                 f"carry with granularity {self.granularity} and tile_rows {self.tile_rows}: "
-                f"granularity {CARRIED}, tile_rows {TILE_ROWS[-2:]}"
+                f"needs granularity {CARRIED}, tile_rows one of {TILE_ROWS[-2:]}"
             )
 
 

@@ -77,7 +77,7 @@ class Layer:
     end_expert: int | None = None  # None: all experts are here
     activations: str | None = None  # format of x and h; None: that of the weights
     linear: RouterLinear | None = None  # computes the logits, if there are none
-    chosen: Chosen | None = None  # in place of both; the router then has top_k alone
+    chosen: Chosen | None = None  # instead of both; the router then only has top_k
 
     @property
     def where(self) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class Layer:
         """Raise TypeError, ValueError or NotImplementedError for tokens that do not fit the
         experts."""
         x, experts = self.x, self.experts
-        # The tensor whose shape has the number of experts, or of choices: name, tensor, shape.
+        # Name, tensor and shape of the tensor with the number of experts, or of choices.
         named, sizes = ("router_logits", self.router_logits), "[T, E]"
         if self.linear is not None:
             named, sizes = ("linear.weight", self.linear.weight), "[E, H]"
@@ -142,7 +142,7 @@ class Layer:
         require_rank("x", x, "[T, H]")
         require_rank(name, table, sizes)
         if x.dtype not in DTYPE_NAMES or x.dtype == torch.float32:
-            raise NotImplementedError(f"x is {x.dtype}: bfloat16 or float16")
+            raise NotImplementedError(f"x is {x.dtype}, expected bfloat16 or float16")
         check_form(self.activation)
         self.router.check_slots()
         self._check_own()
@@ -155,7 +155,7 @@ class Layer:
         if tuple(table.shape) != fits or x.shape[1] != experts.hidden:
             wanted = sizes.replace("E", str(routed)).replace("H", str(experts.hidden))
             raise ValueError(
-                f"x {tuple(x.shape)} and {name} {tuple(table.shape)}: [T, "
+                f"x {tuple(x.shape)} and {name} {tuple(table.shape)}, expected [T, "
                 f"{experts.hidden}] and {wanted} for these experts"
             )
 
@@ -163,19 +163,19 @@ class Layer:
         """TypeError or ValueError for choices that are none."""
         ids, weights = chosen.ids, chosen.weights
         if ids.dtype not in (torch.int32, torch.int64):
-            raise ValueError(f"chosen.ids is {ids.dtype}: int32 or int64")
+            raise ValueError(f"chosen.ids is {ids.dtype}, expected int32 or int64")
         require_tensors(**{"x": self.x, "chosen.weights": weights})
         if not weights.is_floating_point() or weights.shape != ids.shape:
             raise ValueError(
-                f"chosen.weights is {weights.dtype} {tuple(weights.shape)}: floating point, and "
-                f"{tuple(ids.shape)} as chosen.ids"
+                f"chosen.weights is {weights.dtype} {tuple(weights.shape)}, expected floating "
+                f"point {tuple(ids.shape)}, as chosen.ids"
             )
         if self.is_partial and chosen.experts is None:
-            raise ValueError("chosen.experts is None: with expert_range the number of all experts")
+            raise ValueError("chosen.experts is None: expert_range needs the number of all experts")
         if not self.is_partial and chosen.experts not in (None, self.experts.experts):
             raise ValueError(
-                f"chosen.experts {chosen.experts}, but {self.experts.experts} are packed: without "
-                "expert_range all are"
+                f"chosen.experts {chosen.experts}, but {self.experts.experts} are packed: all have "
+                "to be, or give expert_range"
             )
 
     def _check_own(self) -> None:
@@ -199,7 +199,9 @@ class Layer:
             return
         check_expert_range(first, end, self.total)
         if end - first != self.experts.experts:
-            raise ValueError(f"expert_range ({first}, {end}): {self.experts.experts} are packed")
+            raise ValueError(
+                f"expert_range ({first}, {end}), but {self.experts.experts} are packed"
+            )
 
     def _check_scales(self) -> None:
         """Raise TypeError or ValueError for an invalid scale of this format."""
@@ -210,7 +212,7 @@ class Layer:
             scale = getattr(self.scales, name)
             if scale is not None and not has_global:
                 raise ValueError(
-                    f"scales.{name} with {self.fmt}, which has no global scale: None for it"
+                    f"scales.{name} with {self.fmt}, which has no global scale: pass None"
                 )
             if isinstance(scale, torch.Tensor):
                 require_table(f"scales.{name}", scale, torch.float32, (1,))
@@ -295,7 +297,7 @@ def routing_fields(
     """
     if isinstance(given, Chosen):
         if router is not None:
-            raise ValueError("router with Chosen: None, since the choices are made")
+            raise ValueError("router with Chosen, which holds the choices: pass router=None")
         require_type("chosen.ids", given.ids, torch.Tensor)
         require_rank("chosen.ids", given.ids, "[T, k]")
         return {"router_logits": None, "chosen": given, "router": Router(given.ids.shape[1])}

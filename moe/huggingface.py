@@ -240,7 +240,7 @@ def _of_gpt_oss(
         checkpoint.one(f"{name}_{field}", expert) for field in ("blocks", "scales", "bias")
     )
     if blocks.ndim != 4:
-        raise ValueError(f"{name}_blocks has shape {tuple(blocks.shape)} of one expert, 4 numbers")
+        raise ValueError(f"{name}_blocks has shape {tuple(blocks.shape)}, expected 4 dimensions")
     return CheckpointWeight(blocks.flatten(2), scales), bias
 
 
@@ -255,9 +255,9 @@ def _scheme_of(checkpoint: Checkpoint, experts: Sequence[str]) -> tuple[Scheme, 
         for scheme in SCHEMES:
             if all(f"{expert}.{names[0]}.{name}" in checkpoint for name in scheme.names):
                 return scheme, names
-    kinds = "; ".join(", ".join(scheme.names) for scheme in SCHEMES)
+    kinds = " or ".join(", ".join(scheme.names) for scheme in SCHEMES)
     gates = " or ".join(names[0] for names in PROJECTIONS)
-    raise ValueError(f"{expert}.{gates} in {checkpoint.path}: tensors of one kind of {kinds}")
+    raise ValueError(f"{expert}.{gates} in {checkpoint.path}: expected the tensors {kinds}")
 
 
 def _matrix(checkpoint: Checkpoint, name: str, scheme: Scheme) -> CheckpointWeight:
@@ -311,7 +311,8 @@ def _one_by_one(
             if field in PAIRS and each.ndim > len(wanted):  # the first one that has two
                 whole[field] = whole[field][..., None].repeat(1, 1, 2)
             elif each.shape != wanted and field not in PAIRS:
-                raise ValueError(f"{name}: {field} has shape {tuple(each.shape)}, others {wanted}")
+                given = f"{field} has shape {tuple(each.shape)}"
+                raise ValueError(f"{name}: {given}, other experts have {wanted}")
             whole[field][place].copy_(each)
     return of_layout(layout, {field: each.flatten(0, 1) for field, each in whole.items()})
 

@@ -148,7 +148,7 @@ def from_config(config: Config) -> ModelLayer:
     try:
         layer = READERS[family](config)
     except KeyError as error:
-        raise ValueError(f"a config of {family} without {error}") from error
+        raise ValueError(f"a config of {family} lacks {error}") from error
     _check(family, layer)
     return layer
 
@@ -176,4 +176,4 @@ def _check(family: str, layer: ModelLayer) -> None:
             raise ValueError(f"{given}, expected a number between 0 and {MAX_NUMBER}")
     if type(router.renormalize) is not bool or not isinstance(router.scoring, str):
         given = f"norm_topk_prob {router.renormalize!r:.80}, scoring_func {router.scoring!r:.80}"
-        raise ValueError(f"a config of {family} has {given}")
+        raise ValueError(f"a config of {family} has {given}, expected bool and str")

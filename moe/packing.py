@@ -108,11 +108,12 @@ class PackedExperts(LayerWeights):
         object.__setattr__(self, "granularity", granularity)
         scale2, scale13 = self.w2.decode_scale, self.w13.decode_scale
         if scale2 is not None and scale2.ndim == 2:
-            raise ValueError("w2 has two global scales of an expert: it has neither gate nor up")
+            raise ValueError("w2 has two global scales per expert, but neither gate nor up")
         packed = self.w13.granularity
         if packed not in (None, self.granularity):
             raise ValueError(
-                f"granularity {self.granularity}, but gate and up of w13 alternate by {packed} rows"
+                f"granularity {self.granularity}, but gate and up of w13 alternate every "
+                f"{packed} rows"
             )
         if (
             scale13 is not None and scale13.ndim == 2 and packed is None
@@ -296,7 +297,7 @@ def unpack(
     require_packed("packed", packed)
     require_type("dtype", dtype, torch.dtype)
     if not dtype.is_floating_point:
-        raise ValueError(f"dtype {dtype}: one of floating-point numbers")
+        raise ValueError(f"dtype {dtype}: a floating-point dtype")
     rows = interleaved_rows(packed.intermediate, packed.granularity)
     w13 = dequantise(packed.w13, dtype=dtype)
     return w13[:, rows.argsort().to(w13.device)], dequantise(packed.w2, dtype=dtype)
@@ -430,7 +431,7 @@ def _check_sizes(w13: Sequence[int], w2: Sequence[int], form: BlockFormat) -> No
     """Raise ValueError unless they are [E, 2I, H] and [E, H, I], and TMA can read rows of both."""
     experts, hidden, intermediate = w2
     if tuple(w13) != (experts, 2 * intermediate, hidden) or experts < 1:
-        raise ValueError(f"w13 {tuple(w13)} with w2 {tuple(w2)}: [E, 2I, H] and [E, H, I]")
+        raise ValueError(f"w13 {tuple(w13)} with w2 {tuple(w2)}: not [E, 2I, H] with [E, H, I]")
     unit = max(form.block, hw.TMA_ALIGN_BYTES * form.per_byte)  # both are powers of two
     for name, k in {"H": hidden, "I": intermediate}.items():
         if k < 1 or k % unit:

@@ -138,8 +138,8 @@ def _of_rows(decode: torch.Tensor, quantized: Quantized) -> torch.Tensor:
     width = quantized.granularity
     if width is None:
         raise ValueError(
-            "global scales of gate and of up, but not by how many rows they alternate: "
-            "moe.formats.laid_out says it, and PackedExperts does"
+            "gate and up have global scales, but the granularity of their rows is unknown: "
+            "set it by moe.formats.laid_out, or pass PackedExperts"
         )
     half = torch.arange(quantized.rows, device=decode.device) // width % 2
     return decode[:, half, None]
@@ -240,7 +240,7 @@ def in_e4m3(x: torch.Tensor, scale: str | torch.Tensor | None = None) -> torch.T
     The scale is fp32 [1], or 448 over the largest magnitude of each row. Raise ValueError for a
     scale that is a string."""
     if isinstance(scale, str):
-        raise ValueError(f"scale {scale!r} in e4m3: None for one of each row, or a tensor")
+        raise ValueError(f"scale {scale!r} in e4m3: None for one scale per row, or a tensor")
     if scale is None:
         amax = x.float().abs().amax(-1, keepdim=True)
         scale = torch.where(amax > 0, E4M3_LARGEST / amax, 1.0)

@@ -10,11 +10,11 @@ from importlib import import_module
 
 PROGRAM = "python -m ptxemu"
 COMMANDS = {
-    "run": "run a script, with every launch emulated; the name of the command may be left out",
-    "check": "look for races, data never written, leaks and misused barriers in its kernels",
-    "compare": "find where two runs, or a run and a reference, first differ, and who wrote there",
+    "run": "run a script, with every launch emulated; this is the default command",
+    "check": "find races, data never written, leaks and misused barriers in its kernels",
+    "compare": "find where two runs, or a run and a reference, first differ, and what wrote there",
     "dump": "write PTX, machine code and launch shapes of its kernels",
-    "mutate": "remove its synchronisation piece by piece, and see whether anything notices",
+    "mutate": "remove its synchronisation piece by piece, and test whether anything notices",
 }
 
 
@@ -44,8 +44,8 @@ def overview() -> str:
         "",
         *lines,
         "",
-        f"`{PROGRAM} COMMAND --help` lists the options of a command. A script that is called like",
-        f"a command is named by a path: `{PROGRAM} ./check`.",
+        f"`{PROGRAM} COMMAND --help` lists the options of a command. Give a path to a script with",
+        f"the name of a command: `{PROGRAM} ./check`.",
         "",
         f"{PROGRAM} run: {options.strip()}",
     ))  # fmt: skip

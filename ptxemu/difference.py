@@ -179,7 +179,7 @@ def first_tile_difference(
     mine, hers = (pictures(*each) for each in runs)
     if not mine.keys() & hers.keys():
         counts = f"{len(mine)} in the first run, {len(hers)} in the second"
-        told = "; ".join([f"no moment at {stop.at} in both runs: {counts}", *notes])
+        told = "; ".join([f"no stop at {stop.at} in both runs: {counts}", *notes])
         raise ValueError(told)
     for key in sorted(mine.keys() & hers.keys()):
         found = _unlike(mine[key], hers[key])
@@ -248,10 +248,10 @@ def _reference(reference: Reference, held: dict[str, HostTensor]) -> dict[str, n
     found = {}
     for name, tensor in (reference() if callable(reference) else reference).items():
         if name not in held:
-            raise ValueError(f"the reference has {name!r}; the tensors are {', '.join(held)}")
+            raise ValueError(f"the reference has {name!r}, but the tensors are {', '.join(held)}")
         kept = HostTensor(tensor)
         if kept.shape != held[name].shape:
-            raise ValueError(f"{name} has shape {held[name].shape}; its reference {kept.shape}")
+            raise ValueError(f"{name} has shape {held[name].shape}, its reference {kept.shape}")
         found[name] = kept.values(kept.bits.copy())
     return found
 

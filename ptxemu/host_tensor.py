@@ -34,7 +34,7 @@ class HostTensor:
         name = str(tensor.dtype).removeprefix("torch.")
         self.dtype = _NAMES.get(name, name.replace("uint", "u").replace("int", "s"))
         if self.dtype not in ELEMENTS:
-            raise ValueError(f"a tensor of {tensor.dtype}; known are {', '.join(ELEMENTS)}")
+            raise ValueError(f"a tensor of {tensor.dtype}; supported are {', '.join(ELEMENTS)}")
         size = ELEMENTS[self.dtype][0]
         if isinstance(tensor, np.ndarray):
             self.address = tensor.ctypes.data
@@ -43,7 +43,7 @@ class HostTensor:
             self.address = int(tensor.data_ptr())
             self.strides = tuple(size * step for step in tensor.stride())
         if any(step < 0 for step in self.strides):
-            raise ValueError("a tensor with negative strides")
+            raise ValueError("a tensor with negative strides is not supported")
 
     @property
     def extent(self) -> int:

@@ -92,9 +92,9 @@ class Options:
         wanted = self.clusters
         bad = wanted < 1 if isinstance(wanted, int) else wanted is not None and not wanted
         if bad or (isinstance(wanted, Sequence) and min(wanted) < 0):
-            raise ValueError(f"clusters={wanted}; must be at least one, or numbers of them")
+            raise ValueError(f"clusters={wanted}; must be a count >= 1, or numbers of clusters")
         if self.processes > 1 and self.clusters is not None:
-            raise ValueError(f"processes={self.processes}; must be 1 where clusters are chosen")
+            raise ValueError(f"processes={self.processes}; must be 1 if clusters are chosen")
         if self.limit is not None and self.limit <= 0:
             raise ValueError(f"limit={self.limit}; must be > 0 seconds, or None")
 

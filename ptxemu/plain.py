@@ -66,7 +66,7 @@ class Codec:
             heads = numbers[: 3 * batches].reshape(batches, 3)
             sizes = heads[:, 1].astype(np.int64) * np.maximum(heads[:, 2], 1)
             if len(blob) != blob_bytes or sizes.sum() != places or (heads < 0).any():
-                raise ValueError("lengths that are not so")
+                raise ValueError("lengths disagree")
             return self._made(
                 json.loads(data[_HEAD.size : end]), heads, numbers[3 * batches :].tolist(), blob
             )
@@ -76,7 +76,7 @@ class Codec:
     def _made(self, found: list[Any], heads: np.ndarray, flat: list[int], blob: bytes) -> Any:
         """found: the atoms; all objects are added."""
         if not {type(atom) for atom in found} <= _ATOMS:
-            raise ValueError("an atom that is none")
+            raise ValueError("unknown kind of atom")
         get, at = found.__getitem__, 0
         for kind, width, rows in heads.tolist():
             parts = flat[at : at + width * rows]

@@ -87,16 +87,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     where = f"tests with the fixture or the mark `{NAME}`"
     group.addoption("--ptxemu-check", action="store_true", help=f"check launches of {where}")
     group.addoption(
-        "--ptxemu-strict", action="store_true", help="and note what only the manual's text asks for"
+        "--ptxemu-strict",
+        action="store_true",
+        help="also note what only the manual's text requires",
     )
     group.addoption(
         "--ptxemu-policy",
         type=policies,
         metavar="NAME,...",
-        help=f"run {where} under these schedules ({', '.join(POLICIES)}), whatever the mark says",
+        help=f"run {where} with these schedules ({', '.join(POLICIES)}), not with the mark's",
     )
     group.addoption(
-        "--ptxemu-seed", type=seeds, metavar="N,...", help="of the policies with chance"
+        "--ptxemu-seed", type=seeds, metavar="N,...", help="seeds of the random policies"
     )
 
 
@@ -129,7 +131,9 @@ def _asked(
     numbers = [seeds] if isinstance(seeds, int) else [*([0] if seeds is None else seeds)]
     unknown = [name for name in names if name not in POLICIES]
     if unknown or not all(isinstance(number, int) for number in numbers) or not numbers:
-        raise ValueError(f"policies={policies!r}, seeds={seeds!r}; of {', '.join(POLICIES)}; int")
+        raise ValueError(
+            f"policies={policies!r}, seeds={seeds!r}; must be of {', '.join(POLICIES)}, and ints"
+        )
     named = policies is not None or seeds is not None
     return Wish(tuple(schedules(names, numbers)) if named else (), check or strict, strict)
 

@@ -120,7 +120,7 @@ class Condition:
         try:
             return bool(np.any(self._value(self._body, values)))
         except KeyError as error:
-            raise ValueError(f"condition {self.text!r}: nothing is called {error}") from None
+            raise ValueError(f"condition {self.text!r}: unknown name {error}") from None
         except (TypeError, ZeroDivisionError, OverflowError) as error:
             raise ValueError(f"condition {self.text!r}: {error}") from None
 
@@ -267,7 +267,9 @@ class Watch:
     def __post_init__(self) -> None:
         _one_of("space", self.space, ("global", "shared", "tensor"))
         if self.first < 0 or self.count < 1:
-            raise ValueError(f"watch of {self.count} at {self.first}; at least one, from 0 on")
+            raise ValueError(
+                f"watch of {self.count} at {self.first}; must be at least one, from 0 on"
+            )
         if self.space == "tensor" and self.first + self.count > TENSOR_COLUMNS:
             raise ValueError(
                 f"watch of columns up to {self.first + self.count}; limit {TENSOR_COLUMNS}"

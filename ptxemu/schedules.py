@@ -39,7 +39,9 @@ def policies(text: str) -> list[str]:
     names = text.split(",")
     unknown = [name for name in names if name not in POLICIES]
     if unknown:
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: of {', '.join(POLICIES)}")
+        raise argparse.ArgumentTypeError(
+            f"{', '.join(unknown)}: must be some of {', '.join(POLICIES)}"
+        )
     return names
 
 
@@ -51,8 +53,12 @@ def seeds(text: str) -> list[int]:
 def add_schedule_arguments(parser: argparse.ArgumentParser) -> None:
     """--policy and --seeds of a command that runs once for each schedule."""
     parser.add_argument(
-        "--policy", type=policies, default=[POLICIES[0]], metavar="NAME,...", help=f"of {POLICIES}"
+        "--policy",
+        type=policies,
+        default=[POLICIES[0]],
+        metavar="NAME,...",
+        help=f"policies: {', '.join(POLICIES)}",
     )
     parser.add_argument(
-        "--seeds", type=seeds, default=[0], metavar="N,...", help="of the policies with chance"
+        "--seeds", type=seeds, default=[0], metavar="N,...", help="seeds of the random policies"
     )

@@ -97,7 +97,9 @@ class Trace:
                 agent = agents[event["pid"], event["tid"]]
                 start, end = event["ts"], event["ts"] + event["dur"]
                 if not isinstance(end, int | float):
-                    raise TypeError(f"times {start!r:.80} and {event['dur']!r:.80}")
+                    raise TypeError(
+                        f"times {start!r:.80} and {event['dur']!r:.80}, expected numbers"
+                    )
                 what = (event["pid"], agent, event["name"], start, end, event["cat"])
                 trace.spans.append(Span(*what, event["args"]))
         return trace

@@ -111,7 +111,7 @@ class Guard:
             mode = stat.S_IMODE(status.st_mode)
             why, mend = f"may be written by other users (mode {mode:o})", f"chmod go-w {here}"
         raise Untrusted(
-            f"{here} {why}, so what it holds is not used. Run `{mend}`, or name the folder in "
+            f"{here} {why}: its contents are not used. Run `{mend}`, or name the folder in "
             f"{self.variable} if it is shared on purpose",
             here,
         )

@@ -33,7 +33,7 @@ class Activations:
             require_strided(quants=self.quants, scales=self.scales)
         sizes = (*self.quants.shape, *self.scales.shape)
         if any(isinstance(size, torch.SymInt) for size in sizes):
-            return  # a tracer's, on whose sizes no check could decide
+            return  # a tracer's: its sizes are symbolic and cannot be checked
         if self.quants.dtype != torch.int8 or self.quants.ndim != 2:
             raise ValueError(
                 f"quants is {self.quants.dtype} {tuple(self.quants.shape)}, expected torch.int8 "

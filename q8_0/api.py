@@ -90,5 +90,5 @@ def matvec(
 def _require(weights: object) -> None:
     if not isinstance(weights, Weights):
         raise TypeError(
-            f"weights is {type(weights).__name__}, expected q8_0.Weights, which knows its layout"
+            f"weights is {type(weights).__name__}, expected q8_0.Weights, which holds the layout"
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 BLOCK = 32  # weights that share a scale
 SCALE_BYTES = 2  # fp16
 BLOCK_BYTES = SCALE_BYTES + BLOCK
-ALIGN = 16  # of the buffer in SOA: what the widest access of a thread needs
+ALIGN = 16  # of the buffer in SOA, for the widest access of a thread
 INTERLEAVED, SOA = "interleaved", "soa"
 LAYOUTS = (INTERLEAVED, SOA)
 MAX_SIZE = (1 << 31) - 1  # rows, columns: kernels count both in 32 bits

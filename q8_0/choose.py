@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 MOST_ROWS, MOST_SPLITS = 4, 8
 PASS = PIECE * hw.WARP_THREADS  # columns that a warp reads at a time
-FEW_TOKENS = 2  # whose sums leave registers for two reads of four rows
-UNROLLED = 8  # blocks that a warp has in flight where it multiplies on tensor cores
+FEW_TOKENS = 2  # most tokens whose sums leave registers for two reads of four rows
+UNROLLED = 8  # blocks that a warp has in flight if it multiplies on tensor cores
 
 
 def matvec_config(
@@ -77,7 +77,7 @@ def batch_config(
             break
         splits *= 2
     shared = 8 if tokens <= 8 else 16
-    # 16 tokens, and scales of them, take registers, of which a thread has 128.
+    # 16 tokens and their scales need registers; a thread has 128.
     unrolled = UNROLLED
     if shared == 16:
         unrolled = UNROLLED // 2 if dtype == INTEGERS else 6
@@ -102,8 +102,8 @@ def width_of(*numbers: int) -> int:
 
 # ---- what may be measured
 
-# Not the splits, nor what they make of `unrolled`: they say in which order sums are added up, and
-# so the bits, which both layouts have in common.
+# Not the splits, nor `unrolled` as it depends on them: they determine the order of sums and so the
+# bits, which must be the same for both layouts.
 OPTIONS = ("rows", "unrolled", "warps")
 MODULES = ("q8_0.matvec_kernel", "q8_0.batch_kernel")
 TUNED = Tuned("q8_0.matvec", dict.fromkeys(("sm_100a", "sm_90a", PORTABLE), MODULES), OPTIONS)
@@ -149,4 +149,4 @@ def check_options(problem: Problem, config: MatvecConfig | BatchConfig) -> None:
     for choice in choices(problem, ""):
         if all(getattr(config, name) == value for name, value in choice.items()):
             return
-    raise ValueError(f"{config}: none of the choices of its problem")
+    raise ValueError(f"{config} is not among the choices for its problem")

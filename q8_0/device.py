@@ -14,9 +14,9 @@ from q8_0.blocks import BLOCK, BLOCK_BYTES, SCALE_BYTES, SOA
 from q8_0.params import WeightWords
 
 TYPES = {"bf16": BFloat16, "fp16": Float16, "fp32": Float32}
-BIASED = 0x4B000000  # 2^23 as fp32: what stands in its lowest byte is added to it
-# Of weights, which are read once. Without .nc, since ptxas moves loads of what it takes for
-# constant over a `sync_warp`, to where they are used, so that few are in flight.
+BIASED = 0x4B000000  # 2^23 as fp32: the value of its lowest byte adds to it
+# Loads of weights, which are read once. Without .nc: ptxas moves .nc loads past a `sync_warp` down
+# to their uses, so that few are in flight.
 READ, READ_TOGETHER = "ld.global.L1::no_allocate", "ld.global"
 CONSTANT = "ld.global.nc"  # of activations, which all warps read
 FOUR_QUANTS = "{ .reg .b32 u, m; .reg .f32 f; xor.b32 u, {$r0}, 0x80808080; " + "".join(
@@ -250,9 +250,9 @@ def product(a: Float32, b: Float32) -> Float32:
     )
 
 
-# Four quants as two words of 16-bit numbers, neighbours together, exactly. In fp16 a byte whose
-# sign is flipped is what is added to 1024. bf16 has 7 bits for it: the lower 7 are added to 128,
-# and the sign, which weighs -128, turns the -128 that is added then into -256.
+# Four quants as two words of two 16-bit numbers each, exactly. fp16: a byte with flipped sign bit
+# is the low byte of 1024 + byte, from which 1024 + 128 is subtracted. bf16 has room for 7 bits:
+# they give 128 + low bits, from which 128 is subtracted, or 256 if the sign bit (-128) is set.
 TWO_HALVES = {
     "fp16": "prmt.b32 a, u, 0x64646464, {selector}; sub.f16x2 {{$w{k}}}, a, one; ",
     "bf16": "prmt.b32 u, {{$r0}}, 0, {selector}; lop3.b32 a, u, 0x007F007F, 0x43004300, 0xEA; "

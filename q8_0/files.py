@@ -61,7 +61,7 @@ class _Cursor:
         self.file, self.data, self.at = file, data, 0
 
     def fail(self, reason: str) -> FileError:
-        return FileError(f"{self.file} is no GGUF file: {reason}")
+        return FileError(f"{self.file} is not a GGUF file: {reason}")
 
     def skip(self, what: str, nbytes: int) -> int:
         """Go on behind so many bytes; where they began."""
@@ -100,7 +100,7 @@ def read_table(file: str, data: memoryview, formats: Formats) -> dict[str, Entry
     for number in range(values):
         key = cursor.name(f"the key of value {number}")
         if key in keys:
-            raise cursor.fail(f"key {key!r:.80} stands twice")
+            raise cursor.fail(f"key {key!r:.80} appears twice")
         keys.add(key)
         kind = cursor.u32(f"the type of {key!r:.80}")
         if key == _ALIGNMENT_KEY:
@@ -111,7 +111,7 @@ def read_table(file: str, data: memoryview, formats: Formats) -> dict[str, Entry
     for number in range(tensors):
         name = cursor.name(f"the name of tensor {number}")
         if name in found:
-            raise cursor.fail(f"tensor {name!r:.80} stands twice")
+            raise cursor.fail(f"tensor {name!r:.80} appears twice")
         found[name] = _tensor(cursor, f"tensor {name!r:.80}", formats, alignment)
     base = cursor.at + -cursor.at % alignment
     for name, (_, _, offset, nbytes) in found.items():
@@ -128,7 +128,7 @@ def _check_version(cursor: _Cursor) -> None:
         raise cursor.fail("GGUF magic invalid")
     version = cursor.u32("the version")
     if version & 0xFFFF == 0 and version:
-        raise FileError(f"{cursor.file} has the other byte order: Q8_0 is read little endian")
+        raise FileError(f"{cursor.file} is big-endian, only little-endian files are supported")
     if version not in VERSIONS:
         raise cursor.fail(f"version {version}, expected one of {VERSIONS}")
 
@@ -154,7 +154,7 @@ def _skip_value(cursor: _Cursor, what: str, kind: int, depth: int) -> None:
         for _ in range(count):  # each takes at least the 8 bytes of its length
             _skip_value(cursor, what, inner, depth + 1)
     else:
-        raise cursor.fail(f"{what} has type {kind} at depth {depth}, which there is not")
+        raise cursor.fail(f"{what} has type {kind} at depth {depth}, which is not supported")
 
 
 def _tensor(
@@ -169,7 +169,7 @@ def _tensor(
         raise cursor.fail(f"{what} has dimensions {dims}, at least 1 each")
     code = cursor.u32(f"the format of {what}")
     if code not in formats:
-        raise cursor.fail(f"{what} has format {code}, which there is not")
+        raise cursor.fail(f"{what} has unknown format {code}")
     kind, block, nbytes = formats[code]
     if dims and dims[0] % block:
         raise cursor.fail(f"{what} has rows of {dims[0]} elements, {kind} has blocks of {block}")
@@ -193,7 +193,7 @@ class GgufFile:
     """A GGUF file of this machine's byte order.
 
     ImportError without the package gguf; FileNotFoundError, and a ValueError that names the field
-    for what is no GGUF file, is damaged, or has the other byte order.
+    for what is not a GGUF file, is damaged, or has the other byte order.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -204,7 +204,7 @@ class GgufFile:
         if not self.path.is_file():
             raise FileNotFoundError(f"{self.path}: no such file")
         if not self.path.stat().st_size:
-            raise FileError(f"{self.path} is no GGUF file: it is empty")
+            raise FileError(f"{self.path} is not a GGUF file: it is empty")
         # A private mapping: torch wants memory that may be written to.
         self._data = np.memmap(self.path, mode="c")
         sizes = package.GGML_QUANT_SIZES.items()
@@ -244,7 +244,7 @@ class GgufFile:
             )
         if len(tensor.dims) != 2:
             shape = [*tensor.dims]
-            raise NotImplementedError(f"{name} has dimensions {shape}: matrices alone are read")
+            raise NotImplementedError(f"{name} has dimensions {shape}, expected a matrix")
         cols, rows = tensor.dims
         blocks_of(cols)
         data = self._bytes(tensor).view(rows, -1).to(device_of(device))
@@ -256,7 +256,7 @@ class GgufFile:
         tensor = self._find(name)
         if tensor.format not in PLAIN:
             formats = ", ".join(PLAIN)
-            raise NotImplementedError(f"{name} is in {tensor.format}: plain numbers are {formats}")
+            raise NotImplementedError(f"{name} is in {tensor.format}, expected one of {formats}")
         numbers = self._bytes(tensor).view(PLAIN[tensor.format])
         return numbers.view(tensor.dims[::-1]).to(device_of(device))
 

@@ -37,7 +37,7 @@ from q8_0.params import DequantiseParams, MatvecParams, QuantiseParams, RepackPa
 from q8_0.weights import Weights, empty
 
 ARCHS = ("sm_100a", "sm_90a", PORTABLE)
-MOST_FLAT = 1 << 33  # fewer weights than that are taken as one row: 32 bits count pieces of 4
+MOST_FLAT = 1 << 33  # fewer weights than this are processed as one row: 32 bits count pieces of 4
 MOST_CTAS = (1 << 31) - 1
 # The module of `q8_0` that has the kernel of a config.
 KERNELS = {
@@ -109,7 +109,7 @@ def run_repack(given: Repacked) -> tuple[torch.Tensor]:
     weights.require_place()
     require_layout(given.layout)
     if given.layout == weights.layout:
-        raise ValueError(f"layout {given.layout!r}: the weights are in it already")
+        raise ValueError(f"layout {given.layout!r}: the weights have it already")
     target = choose_target(weights.data.device, given.backend, given.arch, ARCHS)
     made = empty(weights.rows, weights.cols, given.layout, weights.data.device)
     to_soa = given.layout == SOA

@@ -81,8 +81,8 @@ class Matvec(TableKernel):
                 further = turn * WARP_THREADS * PIECE // BLOCK
                 for row in rows:
                     loaded.append(fetch(config.layout, WORDS, row, base + lane, exists, further))
-            # Loads stay before the barrier, sums after a branch that is always taken:
-            # else ptxas begins with sums, and waits, before all loads are on their way.
+            # The barrier keeps loads before it, and the branch, which is always taken,
+            # keeps sums after it: otherwise ptxas starts sums before all loads are issued.
             cute.arch.sync_warp()
             if Int32(params.tokens) + base > 0:
                 for turn in cutlass.range_constexpr(config.unrolled):

@@ -19,9 +19,9 @@ SCALE = (
     "setp.eq.f32 zero, d, 0f00000000; rcp.rn.f32 i, d; selp.f32 {$w1}, 0f00000000, i, zero; "
     "cvt.u32.u16 {$w0}, s; }"
 )
-# Four numbers times the inverse, to the nearest integer, of two to the even one, from -127 to 127;
-# NaN to 0: that or 0 is what comes of a scale that is an infinity or NaN. Bytes go together, the
-# first lowest.
+# Four numbers times the inverse scale, rounded to the nearest integer, ties to even, and clamped to
+# -127 .. 127. NaN becomes 0: if the scale is infinite or NaN, the product is NaN or 0. The four
+# bytes form a word, the first one lowest.
 QUANTS = "{ .reg .f32 v; .reg .b32 q<4>; " + "".join(
     f"mul.rn.f32 v, {{$r{k}}}, {{$r4}}; cvt.rni.s32.f32 q{k}, v; min.s32 q{k}, q{k}, 127; "
     f"max.s32 q{k}, q{k}, -127; "

@@ -59,7 +59,7 @@ class Weights:
             raise ValueError(f"layout {self.layout!r}: one of {LAYOUTS}")
         sizes = (*self.data.shape, self.rows, self.cols)
         if any(isinstance(size, torch.SymInt) for size in sizes):
-            return  # a tracer's, on whose sizes no check could decide
+            return  # a tracer's: its sizes are symbolic and cannot be checked
         if not 1 <= self.rows <= MAX_SIZE:
             raise ValueError(f"rows {self.rows}: from 1 to {MAX_SIZE}")
         blocks_of(self.cols)
@@ -110,7 +110,7 @@ class Weights:
     def require_layout(self, layout: str, who: str) -> None:
         """ValueError where `who` reads another layout."""
         if self.layout != layout:
-            raise ValueError(f"{who} reads layout {layout!r}, these weights are {self.layout!r}")
+            raise ValueError(f"{who} reads layout {layout!r}, these weights have {self.layout!r}")
 
     def require_place(self, name: str = "weights") -> None:
         """TypeError or ValueError unless the data lie as kernels read them; called per launch."""
@@ -123,16 +123,18 @@ class Weights:
         address = 0 if data.device.type == "meta" else data.data_ptr()
         if address % align or stride % align:
             raise ValueError(
-                f"{name}.data at address {address:#x}, rows every {stride} bytes: multiples of "
-                f"{align} for layout {self.layout!r}"
+                f"{name}.data at address {address:#x}, rows every {stride} bytes: both are "
+                f"multiples of {align} for layout {self.layout!r}"
             )
         if stride and stride < data.shape[1]:
-            raise ValueError(f"{name}.data has rows of {data.shape[1]} bytes every {stride}")
+            raise ValueError(
+                f"{name}.data has rows of {data.shape[1]} bytes every {stride}: they overlap"
+            )
 
     def _require_soa(self, what: str) -> None:
         if self.layout != SOA:
             raise ValueError(
-                f"{what} of layout {self.layout!r} are no view of its bytes: `repack` to {SOA!r}"
+                f"{what} of layout {self.layout!r} are not a view of its bytes: `repack` to {SOA!r}"
             )
 
 

@@ -1,4 +1,4 @@
-"""Puts the checkout on the path, behind what is installed: `lab` is not part of any package."""
+"""Put the checkout on the path, after installed packages: `lab` is not part of any package."""
 
 import sys
 from pathlib import Path

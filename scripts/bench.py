@@ -1,7 +1,6 @@
 """Benchmarks by name: `python scripts/bench.py gqa --batch 1 8`.
 
-Each prints what can be said on this machine: static figures everywhere, times where its kernel can
-run."""
+Each prints static figures on every machine, and times if its kernel can run here."""
 
 from __future__ import annotations
 

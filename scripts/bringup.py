@@ -1,17 +1,16 @@
-"""Everything that there is to find out on a GPU, from small to large, as one file to send back.
+"""Bring-up of a GPU: every check and measurement, from small to large, in one file to send back.
 
-    python scripts/bringup.py                      # on a GPU; goes on where an earlier run ended
-    python scripts/bringup.py --quick              # the first of each kind: four minutes on an H200
-    python scripts/bringup.py --gpus 0 1 2 3       # with what checks beside what measures
+    python scripts/bringup.py                      # on a GPU; resumes an earlier run
+    python scripts/bringup.py --quick              # one step of each kind: four minutes on an H200
+    python scripts/bringup.py --gpus 0 1 2 3       # checks run on other GPUs than measurements
     python scripts/bringup.py --only kernels.fmha-256 speed
-    python scripts/bringup.py --bundle             # pack what there is, without names and paths
+    python scripts/bringup.py --bundle             # pack the records, without names and paths
     python scripts/bringup.py --arch sm_100a --emulate     # rehearse it without a GPU, small sizes
 
-Each step is a process of its own with a limit of time. One that hangs or dies costs itself alone:
-it is ended, the GPU is looked at, and the next step goes on. Steps that only check run several at a
-time, and what does not pass once more alone. docs/bringup.md says how to read the file. Exit code
-0: every step passed, or refused or could not run for a reason; 1: one did not; 2: refused; 3: the
-GPU does not answer any more; 130: interrupted.
+Each step is a separate process with a time limit. If it hangs or dies, it is ended, the GPU is
+probed, and the next step starts. Steps that only check run several at a time; those that fail run
+once more alone. docs/bringup.md explains the file. Exit code 0: every step passed, or had a reason
+not to run; 1: a step failed; 2: refused; 3: the GPU does not answer any more; 130: interrupted.
 """
 
 from __future__ import annotations
@@ -30,30 +29,32 @@ from lab.tools.command import Command
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    words = "what is brought up; default: what the GPU here has"
+    words = "architecture to bring up; default: that of the GPU here"
     parser.add_argument("--arch", choices=ARCHS, help=words)
-    parser.add_argument("--emulate", action="store_true", help="in the emulator, small sizes")
-    parser.add_argument("--quick", action="store_true", help="minutes: the first of each kind")
-    words = "groups and steps by name; default: all (--list)"
+    parser.add_argument(
+        "--emulate", action="store_true", help="run in the emulator with small sizes"
+    )
+    parser.add_argument("--quick", action="store_true", help="run one step of each kind (minutes)")
+    words = "groups and steps to run, by name; default: all (--list)"
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help=words)
-    parser.add_argument("--no-peers", action="store_true", help="no times of other libraries")
-    parser.add_argument("--list", action="store_true", help="the steps; nothing is run")
-    words = "run again what has a record: what did not pass, or everything"
+    parser.add_argument("--no-peers", action="store_true", help="do not time other libraries")
+    parser.add_argument("--list", action="store_true", help="list the steps; run nothing")
+    words = "repeat steps that have a record: failed ones, or all"
     parser.add_argument("--again", choices=("bad", "all"), help=words)
     words = "folder of the records; default: out/bringup/ARCH"
     parser.add_argument("--folder", type=Path, help=words)
-    parser.add_argument("--bundle", action="store_true", help="pack what there is; nothing is run")
-    words = "write the README's table of what ran where, by results/; nothing is run"
+    parser.add_argument("--bundle", action="store_true", help="pack the records; run nothing")
+    words = "write the README's table of what ran where, from results/; run nothing"
     parser.add_argument("--table", action="store_true", help=words)
-    words = f"a fault on purpose in a step, to rehearse: {', '.join(KINDS)}"
+    words = f"plant a fault in a step, to rehearse: {', '.join(KINDS)}"
     parser.add_argument("--plant", nargs="+", default=[], metavar="KIND=STEP", help=words)
-    words = "steps at a time, of those that only check; default: a fourth of the CPUs, at most 4"
+    words = "checking steps at a time; default: a fourth of the CPUs, at most 4"
     jobs = max(1, min(4, (os.cpu_count() or 1) // 4))
     parser.add_argument("--jobs", type=groups.positive_count, default=jobs, metavar="N", help=words)
-    words = "by the numbers of nvidia-smi: what measures has the first, what checks runs beside it "
+    words = "GPUs by the numbers of nvidia-smi: measurements run on the first, checks concurrently "
     words += "on the others; default: one"
     parser.add_argument("--gpus", nargs="+", default=[], metavar="N", help=words)
-    words = "seconds of a step at most; default: each has its own"
+    words = "time limit of a step in seconds; default: that of the step"
     parser.add_argument("--limit", type=float, metavar="S", help=words)
 
 

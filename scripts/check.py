@@ -1,9 +1,9 @@
-"""The checker on CuTe DSL kernels of your own: races, data never written, leaks, misused barriers.
+"""The checker on your CuTe DSL kernels: races, data never written, leaks, misused barriers.
 
     python scripts/check.py [options] script.py [its arguments]
     python scripts/check.py --module path/to/file.py:function [options] [its arguments]
 
-The same as `python -m ptxemu check`, which is there wherever ptxemu is installed.
+Same as `python -m ptxemu check`, which every installation of ptxemu has.
 """
 
 from __future__ import annotations

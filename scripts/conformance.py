@@ -1,12 +1,12 @@
-"""Every form that ptxemu knows, run on the GPU at hand and in ptxemu on the same inputs.
+"""Run every form that ptxemu supports on this GPU and in ptxemu, with the same inputs.
 
 python scripts/conformance.py                           the table
 python scripts/conformance.py --accumulation aligned --json results/conformance_h100.json
-python scripts/conformance.py --resume session.jsonl --seconds 300   part of it; again, the rest
-python scripts/conformance.py --accumulation aligned    every product bit for bit, too
-python scripts/conformance.py --questions               what the manual leaves open, on a GPU
-python scripts/conformance.py --recorded results/conformance_h100.json   without a GPU: ptxemu
-                                                        against what was recorded of a GPU
+python scripts/conformance.py --resume session.jsonl --seconds 300   a part; repeat for the rest
+python scripts/conformance.py --accumulation aligned    also compare products bit for bit
+python scripts/conformance.py --questions               answer open questions of the manual
+python scripts/conformance.py --recorded results/conformance_h100.json   without a GPU: compare
+                                                        ptxemu with recorded results
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from lab.tools.command import Command
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     groups.add_json(parser, "the results")
-    words = "results of a GPU that ptxemu is compared with; needs none here"
+    words = "recorded results of a GPU to compare ptxemu with; needs no GPU here"
     parser.add_argument("--recorded", type=Path, metavar="FILE", help=words)
-    words = "programs whose name has one of these words; default: all"
+    words = "programs whose name contains one of these words; default: all"
     parser.add_argument("--only", nargs="*", default=[], metavar="WORD", help=words)
-    words = "how tensor cores sum, and in which order things are seen"
+    words = "ask the GPU how tensor cores sum, and in which order writes become visible"
     parser.add_argument("--questions", action="store_true", help=words)
     words = "how ptxemu sums products: fast, or aligned as the tensor core does; default: fast"
     parser.add_argument("--accumulation", choices=("fast", "aligned"), default="fast", help=words)
-    words = "what was learnt so far, kept and gone on from"
+    words = "file that keeps the results so far, to resume from"
     parser.add_argument("--resume", type=Path, metavar="FILE", help=words)
-    words = "stop after so long; 0, the default: when all is done"
+    words = "stop after this time; default: 0, when everything is done"
     parser.add_argument("--seconds", type=float, default=0, metavar="S", help=words)
-    words = "write what the GPU left in memory where it differs, for numpy (.npz)"
+    words = "write the GPU's results where they differ, for numpy (.npz)"
     parser.add_argument("--outputs", type=Path, metavar="FILE", help=words)
     words = "processes that use the GPU, and compile for it; default: 4"
     parser.add_argument("--contexts", type=int, default=4, metavar="N", help=words)

@@ -1,7 +1,7 @@
-"""What a kernel would take on a GPU, and why: `python scripts/cycles.py gqa --kv-len 8k`.
+"""Modelled time of a kernel on a GPU, and where it goes: `scripts/cycles.py gqa --kv-len 8k`.
 
-The kernel runs in the emulator, its machine code is replayed by the cycle. A name is a family, one
-of its steps, or FILE.py:function."""
+The kernel runs in the emulator; its machine code is replayed cycle by cycle. A name is a family,
+one of its steps, or FILE.py:function."""
 
 from __future__ import annotations
 

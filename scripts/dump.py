@@ -1,7 +1,7 @@
-"""What the compiler made of a kernel: `python scripts/dump.py gqa`; fmha without a name.
+"""The compiler's output for a kernel: `python scripts/dump.py gqa`; fmha without a name.
 
-PTX needs no GPU; registers and SASS need NVIDIA's cuobjdump and nvdisasm, which
-`pip install '.[sass]'` brings."""
+PTX needs no GPU; registers and SASS need NVIDIA's cuobjdump and nvdisasm:
+`pip install '.[sass]'`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Damaged files of every kind that is read here: each has to be read, or refused by a named error.
+"""Damaged files of every kind that this repository reads: each must be read or raise a named error.
 
     python scripts/fuzz.py gguf ptx --count 200 --seed 1
 
-Exit code 1 where a file raised anything else, took too long, or took too much memory.
+Exit code 1: a file raised another error, took too long, or needed too much memory.
 """
 
 from __future__ import annotations

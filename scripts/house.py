@@ -1,4 +1,4 @@
-"""The repository from above: imports, files side by side, hops of a call, lengths."""
+"""Overview of the repository: imports, similar files, hops of a call, lengths."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
-"""Mutants of the kernels: each synchronising instruction removed or weakened in turn, and what
-tells the mutant from the kernel.
+"""Mutants of the kernels: remove or weaken each synchronising instruction, and see what notices.
 
-    python scripts/mutate.py --list                        # what would be judged
+    python scripts/mutate.py --list                        # count the mutants
     python scripts/mutate.py --subject "64 base"           # one kernel
-    python scripts/mutate.py --jobs 2                      # all; an interrupted campaign goes on
+    python scripts/mutate.py --jobs 2                      # all; resumes an interrupted campaign
 
-Every verdict is kept in the JSON file at once. A mutant is killed by a finding of the checker, by
-wrong bits, a deadlock or a refusal, under the first schedule that notices.
+Every verdict is written to the JSON file at once. A mutant is killed by a finding of the checker,
+wrong bits, a deadlock or a refusal, with the first schedule that notices.
 """
 
 from __future__ import annotations
@@ -23,20 +22,22 @@ from ptxemu.host.command_line import output_file
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     some = {"action": "append", "metavar": "TEXT"}
-    parser.add_argument("--subject", help="kernels whose name contains it, repeatable", **some)
-    words = "mutation classes whose name contains it, repeatable"
+    parser.add_argument(
+        "--subject", help="kernels whose name contains this text; repeatable", **some
+    )
+    words = "mutation classes whose name contains this text; repeatable"
     parser.add_argument("--kind", help=words, **some)
-    parser.add_argument("--list", action="store_true", help="count the mutants and judge none")
+    parser.add_argument("--list", action="store_true", help="count the mutants; judge none")
     parser.add_argument("--classes", action="store_true", help="print the mutation classes")
     counted = {"type": int, "metavar": "N"}
     parser.add_argument("--jobs", default=2, help="processes; default: 2", **counted)
-    parser.add_argument("--sample", default=0, help="so many of each kernel; 0: all", **counted)
-    parser.add_argument("--seed", type=int, default=0, help="of the sample; default: 0")
-    words = "only the first N of them; the first one is checked; default: all"
+    parser.add_argument("--sample", default=0, help="mutants per kernel; 0: all", **counted)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample; default: 0")
+    words = "only the first N schedules; the checker runs with the first; default: all"
     parser.add_argument("--schedules", help=words, **counted)
-    words = "judge again what the file holds, or what survived in it"
+    words = "judge mutants of the file again: all, or the survivors"
     parser.add_argument("--again", choices=("survivors", "all"), help=words)
-    words = "where the verdicts are kept; default: out/mutants.json"
+    words = "file of the verdicts; default: out/mutants.json"
     parser.add_argument("--json", type=output_file, default=Path("out/mutants.json"), help=words)
 
 

@@ -1,8 +1,8 @@
-"""Nsight Compute or Nsight Systems on a kernel that run.py knows.
+"""Run Nsight Compute or Nsight Systems on a kernel of run.py.
 
     python scripts/nsight.py fmha --tool ncu -- --shape 2,4k,4k,16,16 --causal --unjudged
 
-Without the tool it prints the command line to use elsewhere.
+If the tool is not installed, it prints the command line to use elsewhere.
 """
 
 import sys

@@ -1,21 +1,23 @@
-"""What a KV cache needs and how many requests fit: a model, a GPU's memory, context lengths.
+"""Memory of a KV cache and how many requests fit, for a model, a GPU's memory, context lengths.
 
     python scripts/plan.py --model deepseek-v4-pro --memory 141GB --weights 60GB
     python scripts/plan.py --model path/config.json --context 8k:3,128k:1 --checkpoints 5%
     python scripts/plan.py --record fp8 --record bf16 --plot plan.png --json plan.json
 
-Nothing is allocated and no GPU is needed. All numbers are of one GPU that holds every KV head; k
-and M of token counts are 1,024 and 1,048,576, GB is 10^9 bytes and GiB 2^30. For DeepSeek-V4 the
-last table has vLLM's layout beside, rebuilt from its specs (sources:
+Nothing is allocated and no GPU is needed. All numbers are for one GPU that holds every KV head.
+Units: k and M of token counts are 1,024 and 1,048,576, GB is 10^9 bytes and GiB 2^30. For
+DeepSeek-V4 the last table compares with vLLM's layout, rebuilt from its specs (sources:
 lab/cache_model/vllm.py).
 
-What the words mean: a block holds `--block-tokens` tokens of all layers; a state is what a request
-has beside its blocks (the windows' entries, rows that wait for compression); a checkpoint is a copy
-of what a state holds at a block's boundary, for a prefix cache; stranded bytes belong to a request
-and hold nothing that it needs. Blocks and states are pools of their own: `requests` is what fits at
-`--context`, for which the memory is divided; `divided for it` is what another length would get if
-the memory were divided for that. At a multiple of 128 tokens nothing waits in HCA tails, so the
-most is stranded there, here as in vLLM.
+Terms:
+  block           `--block-tokens` tokens of all layers
+  state           a request's other data: the windows' entries, rows that wait for compression
+  checkpoint      a copy of a state at a block's boundary, for a prefix cache
+  stranded bytes  belong to a request and hold nothing that it needs
+  requests        how many fit at `--context`, for which the memory is divided
+  divided for it  how many would fit at another length if the memory were divided for that
+Blocks and states live in separate pools. At a multiple of 128 tokens nothing waits in HCA tails, so
+most bytes are stranded there, here as in vLLM.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Run kernels by name and see how exact they are: `python scripts/run.py gqa --kv-len 8k`.
 
-A GPU that a kernel is written for runs it; everywhere else the emulator runs its PTX."""
+The GPU runs a kernel if it supports it; otherwise the emulator runs its PTX."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same as `run.py dsv4`."""
+"""Same as `run.py dsv4`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The same as `run.py fmha`."""
+"""Same as `run.py fmha`."""
 
 import sys
 

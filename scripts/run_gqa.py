@@ -1,4 +1,4 @@
-"""The same as `run.py gqa`."""
+"""Same as `run.py gqa`."""
 
 import sys
 

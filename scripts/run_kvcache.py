@@ -1,4 +1,4 @@
-"""The same as `run.py kvcache`."""
+"""Same as `run.py kvcache`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The same as `run.py moe`."""
+"""Same as `run.py moe`."""
 
 import sys
 

@@ -1,14 +1,16 @@
-"""Is a wheel complete? It is installed where nothing is, and the examples of the pages run there.
+"""Test a wheel: install it in an empty environment, and run the examples of the pages there.
 
     python -m build --no-isolation --outdir out/dist . && python scripts/smoke.py out/dist/*.whl
 
-`make smoke` is these two commands. Held are: that the wheel has the files of the packages and no
-other; that pip finds nothing amiss with what it declares; that each package is the installed one,
-has the wheel's version and is typed; that the entry points of pytest, vLLM and SGLang load; that
-the commands of the packages run; and every example in Python of README.md, of the packages' READMEs
-and of docs/from_*.md, in an empty folder without the repository. What fails is named by page and
-line, with its output. Exit code 1 where something fails. pip gets constraints.txt, and its index as
-it is set up.
+`make smoke` runs these two commands. It checks that
+  - the wheel has the files of the packages and no others;
+  - pip finds nothing wrong with its metadata;
+  - each package is the installed one, has the wheel's version and is typed;
+  - the entry points of pytest, vLLM and SGLang load, and the commands of the packages run;
+  - every Python example of README.md, of the packages' READMEs and of docs/from_*.md runs, in an
+    empty folder without the repository.
+A failure is named by page and line, with its output. Exit code 1: something failed. pip gets
+constraints.txt, and uses the index that is configured.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from lab.tools.command import Command
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("wheel", type=Path, help="the file, whose name ends in .whl")
+    parser.add_argument("wheel", type=Path, help="the wheel, a file that ends in .whl")
     parser.add_argument("--jobs", type=int, default=2, help="examples at a time; default: 2")
 
 

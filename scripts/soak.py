@@ -1,10 +1,10 @@
-"""Long runs of random work, each beside what says what is right: `python scripts/soak.py fmha`.
+"""Long runs of random work, each compared with a reference: `python scripts/soak.py fmha`.
 
     python scripts/soak.py kvcache --operations 50k --layout sparse --seed 7
     python scripts/soak.py fmha --minutes 8 --json out/soak.json
     python scripts/soak.py moe --minutes 8 --graphs
 
-Flags without a name are those of kvcache. Exit code 0: nothing failed; 1: something did; 2:
+Without a name, the flags are those of kvcache. Exit code 0: nothing failed; 1: something did; 2:
 refused."""
 
 from __future__ import annotations

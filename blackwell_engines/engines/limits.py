@@ -45,7 +45,7 @@ def arch_of(capability: tuple[int, int]) -> str:
     if capability not in ARCH_OF_CAPABILITY:
         known = ", ".join(f"{major}.{minor}" for major, minor in ARCH_OF_CAPABILITY)
         found = ".".join(map(str, capability))
-        raise NotImplementedError(f"compute capability {found}: kernels are there for {known}")
+        raise NotImplementedError(f"compute capability {found}: supported are {known}")
     return ARCH_OF_CAPABILITY[capability]
 
 

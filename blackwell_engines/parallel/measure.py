@@ -28,21 +28,31 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
     made = argparse.ArgumentParser(
         prog="python -m blackwell_engines.parallel",
-        description="Starts a process for each GPU, or two whose kernels the emulator runs, has "
-        "them share a sequence, compares what they compute with fp64 and with one GPU's result, "
-        "and on GPUs times both. Exit code 1: out of tolerance; 2: refused.",
+        description="Starts one process per GPU (without GPUs two, in the emulator), lets them "
+        "share a sequence, compares the result with fp64 and with that of one GPU, and on GPUs "
+        "times both. Exit code 1: out of tolerance; 2: refused.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = made.add_argument
     gpus = torch.cuda.device_count()
-    add("--ranks", type=int, default=max(gpus, 2), help="processes, each with a GPU if there are")
-    add("--tokens", type=_count, default=65536 if gpus else 64, help="of all, also as 64k")
-    add("--heads", type=int, default=64 if gpus else 4, help="of queries")
-    add("--kv-heads", type=int, default=8 if gpus else 2, help="of keys and values")
+    add(
+        "--ranks",
+        type=int,
+        default=max(gpus, 2),
+        help="processes, each with a GPU if there are any",
+    )
+    add(
+        "--tokens",
+        type=_count,
+        default=65536 if gpus else 64,
+        help="tokens of all ranks together, also as 64k",
+    )
+    add("--heads", type=int, default=64 if gpus else 4, help="query heads")
+    add("--kv-heads", type=int, default=8 if gpus else 2, help="KV heads")
     add("--head-dim", type=int, default=128, help="columns of a head")
     add("--causal", action=argparse.BooleanOptionalAction, default=True, help="mask later keys")
-    add("--repeats", type=int, default=20, help="calls that are timed; the median is shown")
-    add("--json", type=Path, metavar="FILE", help="write what was found")
+    add("--repeats", type=int, default=20, help="timed calls; the median is shown")
+    add("--json", type=Path, metavar="FILE", help="also write the results to this file")
     return made
 
 
@@ -50,7 +60,9 @@ def _count(text: str) -> int:
     """65536, or 64k."""
     number, thousand = text.removesuffix("k"), 1024 if text.endswith("k") else 1
     if not number.isdecimal() or not int(number):
-        raise argparse.ArgumentTypeError(f"{text!r}: a number of tokens, as 65536 or 64k")
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected a number of tokens, such as 65536 or 64k"
+        )
     return int(number) * thousand
 
 

@@ -89,7 +89,7 @@ def join(parts: Sequence[torch.Tensor], *, dim: int = 1) -> torch.Tensor:
     if not isinstance(parts, Sequence) or isinstance(parts, str | bytes):
         raise TypeError(f"parts is {type(parts).__name__}, expected a sequence of tensors")
     if not parts:
-        raise ValueError("0 parts: one of each rank")
+        raise ValueError("0 parts: expected one per rank")
     named = {f"parts[{rank}]": part for rank, part in enumerate(parts)}
     require_tensors(**named)
     (first, like), *others = named.items()
@@ -100,7 +100,7 @@ def join(parts: Sequence[torch.Tensor], *, dim: int = 1) -> torch.Tensor:
         if (part.shape, part.dtype) != (like.shape, like.dtype):
             raise ValueError(
                 f"{name} is {part.dtype} {tuple(part.shape)}, {first} is {like.dtype} "
-                f"{tuple(like.shape)}: ranks have equal parts"
+                f"{tuple(like.shape)}: all ranks need equal parts"
             )
     early, late = zip(*(part.chunk(2, dim) for part in parts), strict=True)
     return torch.cat([*early, *reversed(late)], dim)
@@ -200,9 +200,9 @@ def ring_attention(
     causal, group, sinks = given["causal"], given["group"], given["sinks"]
     place = {"backend": given["backend"], "arch": given["arch"]}
     if q.ndim != 4:
-        raise ValueError(f"q has {q.ndim} dimensions: [B, T, Hq, D]")
+        raise ValueError(f"q has {q.ndim} dimensions, expected [B, T, Hq, D]")
     if causal and q.shape[1] % 2:
-        raise ValueError(f"q has {q.shape[1]} tokens: an even number, two chunks of a rank")
+        raise ValueError(f"q has {q.shape[1]} tokens: an even number, for two chunks per rank")
     rank, world = dist.get_rank(group), dist.get_world_size(group)
 
     def attend(queries: torch.Tensor, keys: Pair, step: Step, out: torch.Tensor) -> torch.Tensor:

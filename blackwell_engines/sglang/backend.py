@@ -68,7 +68,9 @@ class BlackwellKernelsBackend(AttentionBackend):
     def _refuse(self, runner: Any) -> None:
         translator = getattr(runner, "kv_index_translator", None)
         if getattr(translator, "is_translating", False):
-            raise NotImplementedError("a unified pool, whose slots are translated for each layer")
+            raise NotImplementedError(
+                "a unified pool with slots translated per layer is not supported"
+            )
         layer = Layer(
             runner.model_config.head_dim, runner.dtype, runner.kv_cache_dtype, self.page_size
         )
@@ -139,7 +141,7 @@ class BlackwellKernelsBackend(AttentionBackend):
             not forward_batch.forward_mode.is_decode_or_idle()
             or forward_batch.spec_info is not None
         ):
-            raise NotImplementedError(f"a graph of {forward_batch.forward_mode}: decoding alone")
+            raise NotImplementedError(f"a graph of {forward_batch.forward_mode}: only decoding")
         count, buffers = forward_batch.batch_size, self._buffers
         given = {"padded": count, "bound": self.pages * self.page_size, "most": 1}
         tables = (buffers["starts"], buffers["seq_lens"])
@@ -188,7 +190,7 @@ class BlackwellKernelsBackend(AttentionBackend):
     ) -> torch.Tensor:
         unknown = [name for name, value in others.items() if value is not None]
         if unknown:
-            raise NotImplementedError(f"{unknown[0]}: attention takes q, k, v and sinks")
+            raise NotImplementedError(f"{unknown[0]}: attention supports q, k, v and sinks")
         batch = self.batch
         assert batch is not None  # the engine describes a forward before it runs layers
         if save_kv_cache and new[0] is not None:
@@ -260,11 +262,15 @@ def _refuse_layer(layer: Any) -> None:
     kind = getattr(layer.attn_type, "value", layer.attn_type)
     if layer.is_cross_attention or kind != "decoder":
         kind = "cross-attention" if layer.is_cross_attention else kind
-        raise NotImplementedError(f"attention of kind {kind}: decoder self-attention alone")
+        raise NotImplementedError(f"attention of kind {kind}: only decoder self-attention")
     if layer.xai_temperature_len > 0:
-        raise NotImplementedError(f"xai_temperature_len {layer.xai_temperature_len}: -1, none")
+        raise NotImplementedError(
+            f"xai_temperature_len {layer.xai_temperature_len}: only -1 (none)"
+        )
     if layer.logit_cap and layer.logit_capping_method != "tanh":
-        raise NotImplementedError(f"logit_capping_method {layer.logit_capping_method!r}: 'tanh'")
+        raise NotImplementedError(
+            f"logit_capping_method {layer.logit_capping_method!r}: only 'tanh'"
+        )
 
 
 def _lengths(forward_batch: Any) -> list[int]:
@@ -272,7 +278,9 @@ def _lengths(forward_batch: Any) -> list[int]:
     mode, name = forward_batch.forward_mode, "seq_lens_cpu"
     known = mode.is_decode_or_idle() or mode.is_context_parallel_extend()
     if not known or forward_batch.spec_info is not None:
-        raise NotImplementedError(f"a batch of {mode}: decoding, prompts, or both; no drafts")
+        raise NotImplementedError(
+            f"a batch of {mode}: only decoding, prompts or both, without drafts"
+        )
     if getattr(forward_batch, name) is None:
         raise NotImplementedError(f"a batch without {name}: the host has to know the lengths")
     return forward_batch.seq_lens_cpu.tolist()

@@ -21,8 +21,8 @@ def pages_of(buffer: torch.Tensor, heads: int, page_size: int) -> torch.Tensor:
     """
     if buffer.ndim != 3 or buffer.shape[1] != heads or buffer.shape[0] % page_size:
         raise ValueError(
-            f"a buffer {tuple(buffer.shape)} of the pool with page_size {page_size}: "
-            f"[slots, {heads}, D], slots a multiple of it"
+            f"a buffer {tuple(buffer.shape)} of the pool with page_size {page_size}: expected "
+            f"[slots, {heads}, D], slots a multiple of page_size"
         )
     slot, head, _ = buffer.stride()
     size = (buffer.shape[0] // page_size, page_size, *buffer.shape[1:])

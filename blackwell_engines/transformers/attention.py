@@ -81,14 +81,14 @@ def _sight(
         if causal and sizes[1] != sizes[2]:
             raise ValueError(
                 f"no attention_mask for {sizes[1]} queries and {sizes[2]} keys of a causal layer: "
-                "nothing says where the queries stand"
+                "the positions of the queries are not known"
             )
         return Sight(*sizes, None, 0 if causal else None)
     if not isinstance(mask, Sight):
         shape = tuple(mask.shape) if isinstance(mask, torch.Tensor) else ""
         raise NotImplementedError(
-            f"attention_mask is {type(mask).__name__} {shape}: padding [B, S] is supported, given "
-            "to the model; no mask of one's own for every pair of query and key"
+            f"attention_mask is {type(mask).__name__} {shape}: only padding [B, S] that is given "
+            "to the model is supported, no custom mask for pairs of query and key"
         )
     if (mask.batch, mask.queries, mask.keys) != sizes:
         raise ValueError(
@@ -102,15 +102,15 @@ def _refuse(sight: Sight, options: dict[str, Any]) -> None:
     """Raise for what would be left out."""
     dropout, window = options.get("dropout"), options.get("sliding_window")
     if dropout:
-        raise NotImplementedError(f"dropout {dropout}: 0, the kernels have none; model.eval()")
+        raise NotImplementedError(f"dropout {dropout}: 0, the kernels have none; call model.eval()")
     if options.get("output_attentions"):
-        raise NotImplementedError("output_attentions: weights are never in memory; use eager")
+        raise NotImplementedError("output_attentions: attention weights are not stored; use eager")
     if window is not None and sight.left != window - 1:
         seen = "all" if sight.left is None else sight.left + 1
         raise ValueError(f"sliding_window {window}, but the mask shows {seen} keys")
     for name, value in options.items():
         if isinstance(value, torch.Tensor) and name not in {"s_aux", *UNUSED}:
-            raise NotImplementedError(f"{name} {tuple(value.shape)}: no kernel takes it")
+            raise NotImplementedError(f"{name} {tuple(value.shape)}: not supported by the kernels")
 
 
 def _decodes(sight: Sight, q: torch.Tensor, v: torch.Tensor) -> bool:

@@ -76,7 +76,7 @@ def experts_forward(
     experts = module._modules.get(PACKED)
     if not isinstance(experts, Experts):
         raise ValueError(
-            f"{type(module).__name__} is not packed: "
+            f"{type(module).__name__} is not packed: call "
             "blackwell_engines.transformers.pack_experts(model)"
         )
     tokens, slots = choices.shape

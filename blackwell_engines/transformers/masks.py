@@ -160,7 +160,9 @@ def keys_in_sight(
     """
     left, right = sides_of(mask_function)
     if left is not None and right is None:
-        raise NotImplementedError(f"a window of {left + 1} keys to the left and none to the right")
+        raise NotImplementedError(
+            f"a window of {left + 1} keys to the left, unbounded to the right"
+        )
     sight = Sight(batch_size, q_length, kv_length, left, right)
     if isinstance(attention_mask, Sight):
         if attention_mask.plain != sight.plain:
@@ -204,7 +206,7 @@ def _sides_of_made(mask_function: MaskFunction) -> Sides:
             return _smallest(lefts), _smallest(rights)
     raise NotImplementedError(
         f"mask function {name}: supported are causal and bidirectional attention and sliding "
-        "windows; not chunks, packed sequences, blocks of images, or functions of one's own"
+        "windows; not chunks, packed sequences, blocks of images, or custom functions"
     )
 
 

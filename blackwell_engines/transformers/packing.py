@@ -64,9 +64,9 @@ def form_of(experts: nn.Module) -> SwiGLU:
     """
     name, facts = type(experts).__name__, vars(experts)
     for wrong, words in (
-        (not facts["has_gate"], "no gate beside up"),
+        (not facts["has_gate"], "no gate next to up"),
         # Versions of transformers without such a norm, or such ranks, say nothing of them.
-        (facts.get("has_post_expert_norm"), "a norm behind every expert"),
+        (facts.get("has_post_expert_norm"), "a norm after every expert"),
         (facts.get("_is_expert_parallel"), "experts on other ranks"),
     ):
         if wrong:

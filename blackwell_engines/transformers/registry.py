@@ -36,7 +36,9 @@ def register(name: str = NAME) -> str:
         ) from error
     if not {*inspect.signature(masking_utils.sdpa_mask).parameters} >= ARGUMENTS:
         wanted = ", ".join(sorted(ARGUMENTS))
-        raise ImportError(f"masks of this transformers are not made of {wanted}: {EXTRA}")
+        raise ImportError(
+            f"this version of transformers does not make masks from {wanted}: {EXTRA}"
+        )
     from blackwell_engines.transformers.attention import attention_forward
     from blackwell_engines.transformers.experts import experts_forward
     from blackwell_engines.transformers.masks import keys_in_sight
@@ -44,7 +46,7 @@ def register(name: str = NAME) -> str:
     attention, masks, experts = AttentionInterface(), AttentionMaskInterface(), ExpertsInterface()
     known = {"eager", *attention, *masks, *experts}
     if name in known and attention.get(name) is not attention_forward:
-        raise ValueError(f"{name!r} is another implementation; choose another name")
+        raise ValueError(f"{name!r} is registered for another implementation; choose another name")
     attention.register(name, attention_forward)
     masks.register(name, keys_in_sight)
     experts.register(name, experts_forward)

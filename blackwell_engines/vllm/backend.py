@@ -126,7 +126,7 @@ class BlackwellKernelsBuilder(AttentionMetadataBuilder[Step]):
         """
         given = common_attn_metadata
         if given.causal is not True:
-            raise NotImplementedError(f"causal {given.causal}: True, decoder self-attention")
+            raise NotImplementedError(f"causal {given.causal}: only True (decoder self-attention)")
         starts = given.query_start_loc_cpu[: given.num_reqs + 1].tolist()
         lengths = [end - begin for begin, end in pairwise(starts)]
         return make_step(
@@ -174,11 +174,15 @@ class BlackwellKernelsImpl(AttentionImpl[Step]):
         if alibi_slopes is not None:
             raise NotImplementedError("alibi_slopes: no kernel adds a bias to scores")
         if attn_type != AttentionType.DECODER:
-            raise NotImplementedError(f"attn_type {attn_type}: {AttentionType.DECODER}")
+            raise NotImplementedError(f"attn_type {attn_type}: only {AttentionType.DECODER}")
         if kv_cache_dtype not in CACHE_DTYPES:
-            raise NotImplementedError(f"kv_cache_dtype {kv_cache_dtype!r}: {[*CACHE_DTYPES]}")
+            raise NotImplementedError(
+                f"kv_cache_dtype {kv_cache_dtype!r}: one of {[*CACHE_DTYPES]}"
+            )
         if sinks is not None and tuple(sinks.shape) != (num_heads,):
-            raise ValueError(f"sinks {tuple(sinks.shape)}: one for each of {num_heads} heads")
+            raise ValueError(
+                f"sinks {tuple(sinks.shape)}, expected one for each of {num_heads} heads"
+            )
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.num_kv_heads = num_kv_heads or num_heads
         self.kv_cache_dtype, self.attn_type = kv_cache_dtype, attn_type

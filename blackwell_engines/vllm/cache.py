@@ -36,12 +36,13 @@ def pages_of(
         raise NotImplementedError(f"kv_cache_dtype {cache_dtype!r}: one of {[*CACHE_DTYPES]}")
     if kv_cache.ndim != 4 or kv_cache.shape[-1] != 2 * head_size:
         raise ValueError(
-            f"kv_cache {tuple(kv_cache.shape)}: [blocks, kv_heads, block_size, {2 * head_size}]"
+            f"kv_cache {tuple(kv_cache.shape)}, expected [blocks, kv_heads, block_size, "
+            f"{2 * head_size}]"
         )
     dtype = CACHE_DTYPES[cache_dtype]
     if dtype is not None and kv_cache.dtype != dtype:
         if kv_cache.itemsize != dtype.itemsize:
-            raise ValueError(f"kv_cache is {kv_cache.dtype}, kv_cache_dtype {cache_dtype!r}")
+            raise ValueError(f"kv_cache is {kv_cache.dtype}, but kv_cache_dtype is {cache_dtype!r}")
         kv_cache = kv_cache.view(dtype)
     k, v = kv_cache.transpose(1, 2).split(head_size, dim=-1)
     return k, v

@@ -61,7 +61,9 @@ class BoundLaunch:
     def with_function(self, function: Function) -> BoundLaunch:
         """Return a launch with the same paths through a function with as many instructions."""
         if len(function.instructions) != len(self.function.instructions):
-            raise ValueError("paths are numbers of instructions: there must be as many")
+            raise ValueError(
+                "the other function has another number of instructions, so paths do not apply"
+            )
         other = copy(self)
         other.function = function
         return other

@@ -161,7 +161,7 @@ class Search:
         where = sorted({f"{self._address(place):#x}" for place in places})[:4]
         reachable = sorted({n for place in places for n in self._near(place)})
         return Unbound(
-            f"landmark {number} of {len(names)}, {names[number]!r}, does not follow on {before} in "
+            f"landmark {number} of {len(names)}, {names[number]!r}, does not follow {before} in "
             f"the machine code: from {', '.join(where)} come {', '.join(reachable) or 'none'}",
             number,
         )

@@ -189,7 +189,7 @@ class Targets:
         instr = self.recording.sites[site]
         return ValueError(
             f"the recording of warp {warp.index} of CTA {warp.rank} of cluster {warp.cluster} says "
-            f"that it executed line {instr.line}, {instr.text.strip()!r}, and not what that did"
+            f"that it executed line {instr.line}, {instr.text.strip()!r}, but not its effect"
         )
 
     def _name(self, landmark: str) -> str:

@@ -166,4 +166,4 @@ def _explained(state: np.ndarray, tables: Tables, answer: int) -> str:
         lines.append(
             f"warp {each.warp.record.index} of CTA {each.cta} at {address:#x} waits for {what}"
         )
-    return f"after {state[L.NOW]} cycles nobody can go on: " + "; ".join(lines[:8])
+    return f"after {state[L.NOW]} cycles no warp can continue: " + "; ".join(lines[:8])

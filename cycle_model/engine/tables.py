@@ -494,7 +494,7 @@ def _wgmma(t: Tables, each: Placed, landmark: Landmark, site: Any, item: Instruc
     """N / 2 cycles for 32 bytes along K, whatever the format. The last of a group says so."""
     found = _WGMMA.search(item.opcode)
     if found is None:
-        raise ValueError(f"{item.opcode}: a shape of wgmma that is not known")
+        raise ValueError(f"{item.opcode}: unknown shape of wgmma")
     in_registers = re.match(r"[^,]*,\s*R", item.operands) is not None
     latency = "wgmma_latency_registers" if in_registers else "wgmma_latency_smem"
     parts, tail = int(found[1]) * L.PART // 2, round(t.gpu.value(latency))

@@ -146,10 +146,10 @@ def read(path: Path) -> Table:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON: {error}") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ValueError(f"{path}: no table of parameters of format {FORMAT}")
+        raise ValueError(f"{path}: not a table of parameters in format {FORMAT}")
     named, kept = document.get("parameters", {}), document.get("kept", {})
     if not isinstance(named, dict) or not isinstance(kept, dict):
-        raise ValueError(f"{path}: parameters and kept are objects")
+        raise ValueError(f"{path}: parameters and kept must be objects")
     parameters = {}
     for name, each in named.items():
         if not isinstance(each, dict) or set(each) != _KEYS:

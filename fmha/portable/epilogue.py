@@ -11,7 +11,7 @@ from fmha.shared.epilogue import rotate_back, store_pieces
 from fmha.shared.two_rows import rescale
 from fmha.shared.walk import entry_of_q
 
-TRADED = 32  # columns whose pieces four lanes exchange for longer ones
+TRADED = 32  # columns whose pieces four lanes exchange, so that each lane stores a longer piece
 
 
 @cute.jit

@@ -35,7 +35,7 @@ KEY_STEP = 16  # keys of the B operands that one ldmatrix reads
 PAD_BYTES = 16
 SLICES = (1, 2, 4)
 WIDTHS = (16, 32, 48, 64, 80, 96, 112, 128)  # keys of a tile
-HELD_DIMS = 64  # columns of Q that registers hold beside S, P and O
+HELD_DIMS = 64  # columns of Q that fit in registers next to S, P and O
 MIN_STAGES = 2  # key tiles in shared memory: one is read while the next one comes
 
 
@@ -171,39 +171,42 @@ class Layout(Tiles):
                 "fmha.config.HEAD_DIMS up to 256"
             )
         if config.k_is_v:
-            raise NotImplementedError("k_is_v by mma.sync: K and V are loaded by themselves")
+            raise NotImplementedError("k_is_v with mma.sync: K and V are loaded separately")
         if config.ctas > 1:
-            raise NotImplementedError(f"ctas {config.ctas} by mma.sync: 1, a CTA works alone")
+            raise NotImplementedError(f"ctas {config.ctas} with mma.sync: 1, CTAs form no pairs")
         if config.v_stages:
             raise NotImplementedError(
-                f"v_stages {config.v_stages} by mma.sync: k_stages are those of K and V"
+                f"v_stages {config.v_stages} with mma.sync: 0, k_stages counts for K and V"
             )
         if config.tile_m % ROWS:
-            raise ValueError(f"tile_m {config.tile_m} by mma.sync: a multiple of {ROWS}")
+            raise ValueError(f"tile_m {config.tile_m} with mma.sync: a multiple of {ROWS}")
         if shape.slices not in SLICES:
-            raise ValueError(f"slices {shape.slices} by mma.sync: one of {SLICES}, 0 chooses")
+            raise ValueError(
+                f"slices {shape.slices} with mma.sync: one of {SLICES}, 0 for automatic"
+            )
         if shape.tile_n not in WIDTHS:
-            raise ValueError(f"tile_n {shape.tile_n} by mma.sync: one of {WIDTHS}, 0 chooses")
+            widths = f"one of {WIDTHS}, 0 for automatic"
+            raise ValueError(f"tile_n {shape.tile_n} with mma.sync: {widths}")
         if shape.shares_keys and not self._shares_out(shape):
             raise ValueError(
-                f"schedule 'keys' by mma.sync with slices {shape.slices}, tile_n {shape.tile_n}, "
+                f"schedule 'keys' with mma.sync, slices {shape.slices}, tile_n {shape.tile_n}, "
                 f"tile_m {config.tile_m}: {PAIR} slices, a multiple of {PAIR * KEY_STEP} keys, at "
                 f"most {MOST_PAIRS} pairs of warps"
             )
         if shape.slices > 1 and shape.teams > MOST_TEAMS:
             raise ValueError(
-                f"tile_m {config.tile_m} by mma.sync: at most {MOST_TEAMS} teams of warps"
+                f"tile_m {config.tile_m} with mma.sync: at most {MOST_TEAMS} teams of warps"
             )
         columns = max(config.head_dim, config.v_dim)
         if (pieces := columns * config.q_item_bytes // hw.SMEM_UNIT_BYTES) > self.threads:
             raise ValueError(
-                f"tile_m {config.tile_m} by mma.sync with slices {shape.slices}: {self.threads} "
+                f"tile_m {config.tile_m} with mma.sync and slices {shape.slices}: {self.threads} "
                 f"threads, at least one for each of {pieces} pieces of a row of head dim {columns}"
             )
         if (shape.slices == 1 or shape.shares_keys) and config.k_stages not in (0, MIN_STAGES):
-            raise ValueError(f"k_stages {config.k_stages} by mma.sync: {MIN_STAGES}")
+            raise ValueError(f"k_stages {config.k_stages} with mma.sync: {MIN_STAGES}")
         if self.sized.stages < MIN_STAGES:
-            raise ValueError(f"k_stages {config.k_stages} by mma.sync: at least {MIN_STAGES}")
+            raise ValueError(f"k_stages {config.k_stages} with mma.sync: at least {MIN_STAGES}")
 
     def variants(self) -> Iterator[AttentionConfig]:
         for keys in WIDTHS[1:]:

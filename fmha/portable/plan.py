@@ -32,7 +32,7 @@ class PortablePlan(AttentionPlan):
 def plan_unchecked(config: AttentionConfig, arch: str) -> PortablePlan:
     """The plan of `config`, see `fmha.plan`."""
     layout = Layout(config, arch)
-    duty = "fetches K and V, S = Q K^T, softmax, O += P V"
+    duty = "load K and V, S = Q K^T, softmax, O += P V"
     roles = RolePlan((Role("math", 0, layout.warps, duty, teams=layout.shape.teams),))
     barriers = BarrierPlan(roles, _barriers(layout.shape))
     return PortablePlan(config, layout, roles, EdgePlan(roles, ()), layout.smem(), barriers)
@@ -46,8 +46,8 @@ def _barriers(shape: Shape) -> tuple[NamedBarrier, ...]:
         return ()
     threads, math = shape.slices * hw.WARP_THREADS, ("math",)
     teams = MOST_PAIRS if shape.shares_keys else shape.teams
-    team = NamedBarrier("team", math, threads, "all warps of a team are there", teams)
+    team = NamedBarrier("team", math, threads, "all warps of a team arrived", teams)
     if not shape.shares_keys:
         return (team,)
-    ready = NamedBarrier("ready", math, threads, "P of one warp's keys is there", PAIR * MOST_PAIRS)
+    ready = NamedBarrier("ready", math, threads, "P of one warp's keys is ready", PAIR * MOST_PAIRS)
     return team, ready

@@ -69,7 +69,7 @@ class AttentionSm100(Forward):
         barriers = buffer_at(self.plan.smem, smem, "barriers", Int64)
         pipes = Pipes(**make_pipelines(self.plan.edges, barriers))
         is_two = self.plan.layout.ctas == 2
-        owner = self.correction.role  # of O: the last to read tensor memory
+        owner = self.correction.role  # the last role to read tensor memory
         if cutlass.const_expr(self.plan.config.q_terms == 1):
             if warp <= self.softmax.role.last_warp:
                 self.softmax.clear_rows_left_over(smem)
@@ -89,7 +89,7 @@ class AttentionSm100(Forward):
             self.softmax.run(self.enter(self.softmax.role, prologue))
         elif warp <= self.correction.role.last_warp:
             self.correction.run(self.enter(self.correction.role, prologue))
-            # The last O has been waited for, so no MMA is in flight; all rows have been read.
+            # All warps waited for the last O, so no MMA is in flight; all rows have been read.
             order_before_signal()
             meet(self.plan.barriers, "read")
         elif warp == self.mma.role.first_warp:

@@ -23,18 +23,18 @@ from kernelkit.plan import hw
 from kernelkit.plan.smem import SmemBuffer, SmemPlan
 from kernelkit.plan.tmem import TmemPlan, TmemRange
 
-TILE_N = range(64, 129, 16)  # keys of a tile: MMAs take 16 at a time, of e4m3 32
+TILE_N = range(64, 129, 16)  # keys of a tile: an MMA processes 16, or 32 in e4m3
 TILE_M = 128  # query rows of a tile: one TMEM lane each, or two halves of a row in a pair
 CHUNK = 32  # scores of a row that are masked, rounded and moved at a time
-MMA_LAG = 2  # products Q K^T that are issued before the P V of the first of them
+MMA_LAG = 2  # products Q K^T issued before the first one's P V
 STATISTICS = 2  # numbers that softmax warps pass to the correction: acc_scale; row_sum, row_max
 HALVES_SLOTS = 3  # halves of a row exchange once per tile, in two alternating slots, and at the end
-OUT_STAGES = 2  # panels of O at most that wait for the store: one is written while one leaves
-MISC_BYTES = 1024  # barriers and the TMEM address: what lies before the first aligned buffer
-MMA_K_BYTES = 32  # of a row of A, or of B, that one MMA reads
+OUT_STAGES = 2  # panels of O in shared memory: one is written while the other is stored
+MISC_BYTES = 1024  # barriers and the TMEM address, before the first aligned buffer
+MMA_K_BYTES = 32  # bytes of a row of A or B that one MMA reads
 
-# Columns of a K piece and of a V piece by (head_dim, v_dim): whole tiles while they are small, as
-# those of e4m3 all are, slices from 192 on, where whole tiles would leave room for one stage only.
+# Columns of a K piece and of a V piece by (head_dim, v_dim). Small tiles are one piece, as all are
+# in e4m3. From 192 on tiles are sliced: whole ones would leave room for only one stage.
 K_PIECE = {64: 64, 96: 96, 128: 128, 192: 64, 256: 128, 512: 256}
 V_PIECE = {64: 64, 96: 96, 128: 128, 256: 256, 512: 256}
 
@@ -269,11 +269,13 @@ class Layout(Tiles):
         if config.tile_m:
             raise NotImplementedError(f"tile_m {config.tile_m}: 0, a query tile has {TILE_M} rows")
         if config.ctas:
-            raise NotImplementedError(f"ctas {config.ctas}: 0, here the head dim says it")
+            raise NotImplementedError(f"ctas {config.ctas}: 0, the head dim determines it")
         if config.k_is_v:
-            raise NotImplementedError("k_is_v: False, here V is loaded by itself")
+            raise NotImplementedError("k_is_v: False, here V is loaded separately")
         if config.tile_n and config.tile_n not in self.tiles_n:
-            raise NotImplementedError(f"tile_n {config.tile_n}: one of {self.tiles_n}, 0 chooses")
+            raise NotImplementedError(
+                f"tile_n {config.tile_n}: one of {self.tiles_n}, 0 for automatic"
+            )
         if self.q_tiles == 2 and (self.ctas, self.k_pieces, self.v_pieces) != (1, 1, 1):
             raise ValueError(
                 f"schedule 'pingpong' at head_dim {config.head_dim}: two query tiles would take "
@@ -283,8 +285,8 @@ class Layout(Tiles):
             )
         if self.ctas == 2 and self.tile_n != TILE_N[-1]:
             raise ValueError(
-                f"tile_n {self.tile_n} at head_dim {config.head_dim}: 128, of which each CTA of a "
-                "pair has half"
+                f"tile_n {self.tile_n} at head_dim {config.head_dim}: 128, each CTA of a pair has "
+                "half of it"
             )
         _, v_stages = self.stages
         if v_stages < self.v_pieces:

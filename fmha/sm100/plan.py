@@ -42,23 +42,23 @@ def plan_unchecked(config: AttentionConfig, arch: str) -> Plan:
     return Plan(config, layout, roles, edges, smem, layout.tmem, barriers)
 
 
-# Registers of a thread by query tiles: for softmax, for correction, and for issuing warps.
+# Number of query tiles -> registers of a thread of softmax, of correction, of issuing warps.
 REGISTERS = {1: (232, 168, 104), 2: (192, 80, 48)}
 
 
 def _roles(layout: Layout) -> RolePlan:
-    # Whole warpgroups: registers move from those that issue to those that compute.
+    # Whole warpgroups: issuing warps give registers to computing ones.
     teams = layout.q_tiles
     scores, corrects, issues = REGISTERS[teams]
     first = 4 * teams
     return RolePlan(
         (
-            Role("softmax", 0, first, "S -> P, row statistics: a row a thread", scores, teams),
-            Role("correction", first, 4, "rescale and convert O: a row a thread", corrects),
+            Role("softmax", 0, first, "S -> P, row statistics: one row per thread", scores, teams),
+            Role("correction", first, 4, "rescale and convert O: one row per thread", corrects),
             Role("mma", first + 4, 1, "S = Q K^T and O += P V on the tensor core", issues),
-            Role("load_qk", first + 5, 1, "Q and pieces of K by TMA", issues),
-            Role("load_v", first + 6, 1, "pieces of V by TMA", issues),
-            Role("store", first + 7, 1, "panels of O by TMA", issues),
+            Role("load_qk", first + 5, 1, "load Q and pieces of K by TMA", issues),
+            Role("load_v", first + 6, 1, "load pieces of V by TMA", issues),
+            Role("store", first + 7, 1, "store panels of O by TMA", issues),
         )
     )
 
@@ -74,7 +74,7 @@ def _barriers(layout: Layout, roles: RolePlan) -> tuple[NamedBarrier, ...]:
     if layout.halves == 2:
         found.append(
             NamedBarrier(
-                "halves", softmax, 2 * hw.WARP_THREADS, "both halves of 32 rows left a number",
+                "halves", softmax, 2 * hw.WARP_THREADS, "both halves of 32 rows stored a number",
                 count=layout.rows // hw.WARP_THREADS,
             )
         )  # fmt: skip
@@ -120,7 +120,7 @@ def _edges(config: AttentionConfig, layout: Layout) -> tuple[Edge, ...]:
             )
         )  # fmt: skip
     if config.ragged_keys:
-        # Who corrects O zeroes rows past a length in it, so it signals them, not the MMA warp.
+        # The correction zeroes V rows past a length, so this edge ends there and not at the MMA.
         tail_bytes = layout.v_pieces * layout.v_bytes
         edges.append(
             Edge(

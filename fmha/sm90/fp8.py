@@ -61,7 +61,7 @@ def split_q(plan: Plan90, lane: Lane, buffer: cute.Pointer) -> tuple[Float32, Fl
         for word in cutlass.range_constexpr(WORDS):
             words[unit * WORDS + word] = found[word]
     if cutlass.const_expr(layout.q_rows < rows):
-        if row >= layout.q_rows:  # they hold anything
+        if row >= layout.q_rows:  # these rows hold arbitrary data
             words.fill(0)
     largest = largest_of(words)
     largest = cutlass.max(largest, cute.arch.shuffle_sync_bfly(largest, offset=1))
@@ -259,8 +259,8 @@ class Turn:
         own = warp * KEYS
         v = scope.buffers.v.toint() + source * layout.vt_bytes
         vt = scope.buffers.vt.toint() + target * layout.vt_bytes
-        # Rows of a matrix come from lanes 4 g ..; those of one parity are two lines apart, and to
-        # write rows 0 to 3 of one and 4 to 7 of the other meets every bank once.
+        # Lanes 4 g .. hold row g of a matrix. Rows of one parity are two lines apart, so writing
+        # rows 0 to 3 of one matrix and 4 to 7 of the other uses every bank once.
         upper = Boolean(lane // 4 >= 4)
         first = Int32(ODD) if upper else Int32(EVEN)
         second = Int32(EVEN) if upper else Int32(ODD)

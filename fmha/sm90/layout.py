@@ -114,7 +114,9 @@ class Layout(Tiles):
         free = self.registers.get(self.teams, (0,))[0] - other - self.o_columns // 2
         step = ROWS if self.sharers > 1 or config.is_fp8 else 1  # P or transposed V: whole panels
         p_over_s = config.is_fp8 and not shape.over_s and shape.before_s == self.o_parts
-        bits = 32 + (0 if p_over_s else 8 * config.io_bytes)  # of an element of S and one of P
+        bits = 32 + (
+            0 if p_over_s else 8 * config.io_bytes
+        )  # of an element of S, and of P if separate
         return tuple(
             keys
             for keys in WIDTHS
@@ -327,27 +329,27 @@ class Layout(Tiles):
                 f"head_dim {config.head_dim} with K and V in e4m3: one of {tuple(FP8_SHAPES)}"
             )
         if config.ctas not in (0, 1, 2):
-            raise NotImplementedError(f"ctas {config.ctas}: 1 or 2, 0 chooses")
+            raise NotImplementedError(f"ctas {config.ctas}: 1 or 2, 0 for automatic")
         if config.tile_m % ROWS or self.teams not in self.registers:
             heights = tuple(
                 ROWS * tiles for tiles in REGISTERS if tiles * self.sharers in self.registers
             )
-            raise NotImplementedError(f"tile_m {config.tile_m}: one of {heights}, 0 chooses")
-        least = 2 * self.k_pieces  # of K that is V: one warpgroup's tile beside the other's
+            raise NotImplementedError(f"tile_m {config.tile_m}: one of {heights}, 0 for automatic")
+        least = 2 * self.k_pieces  # if V is K: a tile of each warpgroup
         if config.k_is_v and (0 < config.k_stages < least or config.v_stages):
             raise ValueError(
                 f"k_stages {config.k_stages} and v_stages {config.v_stages} with k_is_v: one ring "
-                f"has the pieces of both products, so k_stages is at least {least}, or 0, and "
-                "v_stages 0"
+                f"has the pieces of both products. Pass k_stages of at least {least}, or 0, and "
+                "v_stages=0"
             )
         if config.k_stages % self.k_pieces or config.v_stages % self.v_pieces:
             raise ValueError(
                 f"k_stages {config.k_stages} and v_stages {config.v_stages}: multiples of "
-                f"{self.k_pieces} and {self.v_pieces}, the pieces of a tile, each of which stays "
-                "one warpgroup's, or 0"
+                f"{self.k_pieces} and {self.v_pieces}, the pieces of a tile (a stage always serves "
+                "the same warpgroup), 0 for automatic"
             )
         if self.tile_n not in self.widths:
             raise NotImplementedError(
                 f"tile_n {self.tile_n} with {self.q_tiles * ROWS} query rows of head_dim "
-                f"{config.head_dim}: registers hold {self.widths}, 0 chooses"
+                f"{config.head_dim}: one of {self.widths} (registers), 0 for automatic"
             )

@@ -45,18 +45,18 @@ def _roles(layout: Layout) -> RolePlan:
     teams = layout.teams
     computes, loads = layout.registers[teams]
     first = 4 * teams
-    load_v = Role("load_v", first + 1, 1, "tiles of V by TMA", loads)
-    idle = "leaves its registers to those who compute"
+    load_v = Role("load_v", first + 1, 1, "load tiles of V by TMA", loads)
+    idle = "give registers to the warps that compute"
     others: tuple[Role, ...] = (load_v, Role("idle", first + 2, 2, idle, loads))
     if layout.config.is_fp8:
-        turn = Role("turn", first + 2, 2, "tiles of V: [key, column] to [column, key]", loads)
+        turn = Role("turn", first + 2, 2, "transpose tiles of V to [column, key]", loads)
         others = (load_v, turn)
     if layout.config.k_is_v:
         others = (Role("idle", first + 1, 3, idle, loads),)
     return RolePlan(
         (
             Role("math", 0, first, "S = Q K^T, softmax, O += P V", computes, teams),
-            Role("load_qk", first, 1, "Q and tiles of K by TMA", loads),
+            Role("load_qk", first, 1, "load Q and tiles of K by TMA", loads),
             *others,
         )
     )  # fmt: skip
@@ -67,17 +67,19 @@ def _barriers(layout: Layout, roles: RolePlan) -> tuple[NamedBarrier, ...]:
     math, role = ("math",), roles["math"]
     warpgroup = role.team_threads
     return (
-        NamedBarrier("warpgroup", math, warpgroup, "all of a warpgroup are there", MOST_TEAMS),
+        NamedBarrier(
+            "warpgroup", math, warpgroup, "all threads of a warpgroup arrived", MOST_TEAMS
+        ),
         NamedBarrier(
             "turn",
             math,
             min(role.teams, 2) * warpgroup,
-            "the warpgroup's turn to issue products",
+            "the warpgroup may issue products (ping-pong order)",
             MOST_TEAMS,
         ),
         NamedBarrier("cleared", math, role.threads, "rows of V past the last key are zero"),
         NamedBarrier(
-            "sums", math, layout.sharers * warpgroup, "warpgroups of a query tile left their sums"
+            "sums", math, layout.sharers * warpgroup, "warpgroups of a query tile stored their sums"
         ),
     )
 
@@ -94,7 +96,7 @@ def _edges(layout: Layout) -> tuple[Edge, ...]:
     others: tuple[Edge, ...] = ()
     if layout.config.is_fp8:
         others = (
-            Edge("vt", "turn", "math", VT_STAGES, Signal.THREADS, "V tile, turned",
+            Edge("vt", "turn", "math", VT_STAGES, Signal.THREADS, "V tile, transposed",
                  release=Signal.WARPS, every_team=True),
         )  # fmt: skip
     if shares:

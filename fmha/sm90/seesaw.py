@@ -185,7 +185,7 @@ class Seesaw(Math):
                 own = (reference.row_sum[0], reference.row_sum[1])
                 every = sums_of_all(plan, lane, scope.buffers.statistics, own)
                 reference.row_sum[0], reference.row_sum[1] = every
-                # Not before: the sums of the next block come to the same place.
+                # Only now: the sums of the next block use the same memory.
                 pipes.q.release(0)
                 weighed += (walk.tiles + 1 - team) // 2
                 tiles += walk.tiles

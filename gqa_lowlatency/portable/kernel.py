@@ -80,7 +80,7 @@ class DecodePortable:
             cute.arch.sync_threads()
             send_sum(plan, smem, box, place.rank)
         if cutlass.const_expr(config.pdl and config.kv_ready):
-            if share.count == 0:  # it has not waited before it read Q
+            if share.count == 0:  # it has not waited before reading Q
                 cute.arch.griddepcontrol_wait()
         if place.rank < config.owner_ctas and (senders > 0 or place.part == 0):
             if cutlass.const_expr(config.cluster == 1):

@@ -21,12 +21,12 @@ from kernelkit.plan.warps import Role, RolePlan
 KEYS = 16  # the M of a warp's products
 WARPS = 8
 FEWER_WARPS = 4  # if shared memory does not hold the rings of 8
-MAX_ELEMENTS = 4096  # of O in the registers of a warp: 128 a thread, of at most 255
+MAX_ELEMENTS = 4096  # of O in the registers of a warp: 128 per thread, of at most 255
 MAX_ELEMENTS_OF_TWO = 8192  # of O in all warps of a CTA, if two CTAs fit on an SM
 SMEM_OF_ONE = 150 * 1024  # of a CTA; more was not faster
 MIN_SLOTS, MAX_SLOTS = 2, 8
 BARRIER_BYTES = 16  # the mailbox's mbarrier, then the flag of `shared/finish.py`
-PAD = 4  # fp32 between the columns of partial results: no two lanes write one bank
+PAD = 4  # fp32 between columns of partial results: no two lanes write to one bank
 # Parts whose sums are loaded at once without clusters. A KV head then has tens of parts, and one
 # load after the other would take longer than their keys.
 PARTS_AHEAD = 8
@@ -115,7 +115,7 @@ class PortablePlan:
     @cached_property
     def barriers(self) -> BarrierPlan:
         """Named barriers."""
-        meaning = "an owner's sums are in the workspace, or the number of parts is told"
+        meaning = "an owner's sums are in the workspace, or the number of parts is known"
         return BarrierPlan(
             self.roles, (NamedBarrier("finish", ("stream",), self.threads, meaning),)
         )
@@ -217,10 +217,10 @@ class PortablePlan:
             raise NotImplementedError(f"max_columns {self.config.max_columns}: one of {COLUMNS}")
         if self.warps not in WARP_COUNTS:
             raise NotImplementedError(
-                f"warps {self.config.warps}: one of {WARP_COUNTS}, 0: {WARPS}"
+                f"warps {self.config.warps}: one of {WARP_COUNTS}, 0 for {WARPS}"
             )
         if self.slots < MIN_SLOTS:
-            raise ValueError(f"stages {self.slots}: at least {MIN_SLOTS}, K and V of a step")
+            raise ValueError(f"stages {self.slots}: at least {MIN_SLOTS}, for K and V of a step")
         limit = MAX_ELEMENTS * 8 // max(self.warps, 8)
         if self.config.columns * self.config.head_dim > limit:
             raise NotImplementedError(
@@ -238,7 +238,7 @@ class PortablePlan:
         config, arch = self.config, self.arch
         if config.cluster > 1:
             raise NotImplementedError(
-                f"cluster {config.cluster} on {arch}: 1, and CTAs share keys through `parts`"
+                f"cluster {config.cluster} on {arch}: 1; use `parts` to split keys over CTAs"
             )
         if config.pdl:
             require_pdl(arch)

@@ -22,8 +22,8 @@ from kernelkit.device.shared_words import store
 from kernelkit.device.words import float_of
 
 BF16_MANTISSA, FP32_MANTISSA = 7, 23  # bits
-BIAS, TOP = 127, 15  # of exponents; to which a row's largest element moves
-LEAST = 1 + TOP  # biased exponent of what a row is scaled as, at least: its inverse is no subnormal
+BIAS, TOP = 127, 15  # exponent bias; exponent that a row's largest element is scaled to
+LEAST = 1 + TOP  # least biased exponent to scale by: below, the inverse would be subnormal
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def fragments(
         factor: from `factor_of`.
     """
     if cutlass.const_expr(plan.scaled):
-        cute.arch.sync_warp()  # not before every fetch is on its way: this waits for Q
+        cute.arch.sync_warp()  # after all fetches are issued: this waits for Q
         words, powers = scale_rows(plan, rows, address)
     else:
         words, powers = load_queries(plan, place, tensors, address), None

@@ -66,7 +66,7 @@ def stream_keys(plan: PortablePlan, work: Stream, share: Share) -> Found:
     if cutlass.const_expr(plan.scaled and ready):
         rows = load_rows(plan, work.place, work.tensors)
         factor = factor_of(config, work.place, work.tables, work.scalars)
-        cute.arch.sync_warp()  # load here, not at the use
+        cute.arch.sync_warp()  # load here, not at the first use
     ahead = ((slots - 1) // 2, slots // 2)  # steps to the fetches of the loop: before and after S
     for unit in cutlass.range_constexpr(slots - 1):
         page = page_of(plan, work, share, Int32(unit // 2))
@@ -146,7 +146,7 @@ def fetch(
         base = work.ring + slot * plan.slot_bytes
         key = first_key(plan, share, step)
         chunks = plan.row_bytes // warp_mma.CHUNK_BYTES
-        rows = 32 // chunks  # that a warp copies at a time
+        rows = 32 // chunks  # rows that a warp copies at a time
         lane = cute.arch.lane_idx()
         chunk, own_row = lane % chunks, lane // chunks
         small = not plan.page_holds_step  # a page for each row, not one for all

@@ -42,7 +42,7 @@ def locate(
     The grid is (CTAs of all clusters of a KV head, KV heads x tiles of rows, entries).
     """
     cta, _, _ = cute.arch.block_idx()
-    ctas = config.cluster  # a power of two: no division by an unknown number
+    ctas = config.cluster  # a power of two known at compile time, so division is a shift
     if cutlass.const_expr(config.parts):
         ctas, _, _ = cute.arch.grid_dim()
     place = place_of(config)

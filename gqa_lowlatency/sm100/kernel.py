@@ -72,12 +72,12 @@ class DecodeSm100:
                 self.load_q.begin(tensors, place_of(config), self.address(smem, "sQ"))
         tmem_base = buffer_at(plan.smem, smem, "tmem_base", Int32)
         barriers = buffer_at(plan.smem, smem, "barriers", Int64)
-        # Warp 0 initialises barriers, those of the ring first, and fetches K of the first tile:
-        # other things to prepare fall to other warps.
+        # Warp 0 initialises barriers, those of the ring first, and fetches K of the first tile.
+        # Other warps prepare everything else.
         first = make_pipelines(plan.first_edges, barriers)
         owner = self.epilogue.role.last_warp
         if warp == owner:
-            # This waits for columns of a grid before this one, which waits for nothing of this one.
+            # Waits until an earlier grid frees columns; that grid does not wait for this one.
             cute.arch.alloc_tmem(plan.tmem.allocated, tmem_base)
             cute.arch.relinquish_tmem_alloc_permit()
         if warp == self.load_kv.role.first_warp:
@@ -89,7 +89,7 @@ class DecodeSm100:
         args = k, v, tensors, tables, scalars, place, share
         if warp == 0:
             cute.arch.mbarrier_init_fence()
-            cute.arch.sync_warp()  # one lane initialised, one lane asks
+            cute.arch.sync_warp()  # one lane initialised, one lane fetches
             self.load_kv.begin(Scope(*args, self.buffers(smem, None), Pipes(**first), box))
         others = make_pipelines(plan.other_edges, barriers + plan.first_edges.barriers)
         pipes = Pipes(**first, **others)

@@ -21,7 +21,7 @@ from kernelkit.plan.smem import SmemBuffer, SmemPlan
 from kernelkit.plan.tmem import TmemPlan, TmemRange
 from kernelkit.plan.warps import Role, RolePlan
 
-TILE = 128  # keys of a tile: the M of S, a thread each in the softmax
+TILE = 128  # keys of a tile: the M of S; one thread per key in the softmax
 PIECE = 128  # columns of the head in a piece, and the M of O^T
 P_BIAS_LOG2 = 8  # log2 factor of weights in e4m3, whose largest number is 448
 MIN_STAGES = 3  # K of the next tile, and K and V of this one
@@ -29,16 +29,14 @@ IN_FLIGHT_BYTES = 8_000_000 // hw.SMS  # an SM's part of 8 TB/s (B200) during 1 
 BESIDE_COLUMNS = 32  # with 64, scores and sums fill the 128 registers of a thread of two CTAs
 BARRIER_BYTES = 512  # reserved for mbarriers, whose number depends on the depth of the ring
 MAILBOX_BARRIER_BYTES = 16  # the mailbox's mbarrier, then the flag of `shared/finish.py`
-MIN_BOX_BYTES = 128  # TMA writes to multiples of that in shared memory
+MIN_BOX_BYTES = 128  # TMA writes to multiples of this in shared memory
 
 ROLES = RolePlan(
     (
-        Role(
-            "epilogue", 0, 4, "softmax, correction of O, reduction of the cluster: a key a thread"
-        ),
+        Role("epilogue", 0, 4, "softmax, correct O, reduce over the cluster: one key per thread"),
         Role("mma", 4, 1, "S = K Q^T and O^T += V^T P on the tensor core"),
-        Role("load_kv", 5, 1, "K and V pieces by TMA"),
-        Role("load_q", 6, 1, "rows of Q by cp.async"),
+        Role("load_kv", 5, 1, "load pieces of K and V by TMA"),
+        Role("load_q", 6, 1, "load rows of Q by cp.async"),
     )
 )
 BARRIERS = BarrierPlan(
@@ -46,9 +44,9 @@ BARRIERS = BarrierPlan(
     tuple(
         NamedBarrier(name, ("epilogue",), ROLES["epilogue"].threads, meaning)
         for name, meaning in (
-            ("columns", "each warp left its part of every column"),
-            ("done", "tensor memory is read, an own mailbox is filled"),
-            ("finish", "an owner's sums are in the workspace, or the number of parts is told"),
+            ("columns", "each warp stored its part of every column"),
+            ("done", "tensor memory is read, the own mailbox is filled"),
+            ("finish", "an owner's sums are in the workspace, or the number of parts is known"),
         )
     ),
 )
@@ -201,7 +199,7 @@ class Plan100:
             Edge("q", "load_q", "mma", 1, threads, "rows of Q", **once),
             Edge("s", "mma", "epilogue", 1, Signal.UMMA, "S tile", freed_by="taken"),
             Edge("taken", "epilogue", "mma", 1, threads, "S in registers", freed_by="s"),
-            Edge("p", "epilogue", "mma", 1, threads, "P, and O to add to", freed_by="o"),
+            Edge("p", "epilogue", "mma", 1, threads, "P, and O to accumulate into", freed_by="o"),
             Edge("o", "mma", "epilogue", 1, Signal.UMMA, "O with V^T P added", freed_by="p"),
         )  # fmt: skip
         return EdgePlan(ROLES, edges)
@@ -227,13 +225,15 @@ class Plan100:
             )
         if self.stages < MIN_STAGES:
             raise ValueError(
-                f"a ring of {self.stages} pieces of {self.piece_bytes} bytes beside "
-                f"{SmemPlan(self.fixed).bytes} of Q, P and the mailbox of {config.cluster} CTAs "
-                f"with {config.owner_ctas} owners: at least {MIN_STAGES} in "
-                f"{hw.SMEM_BYTES_PER_CTA}; more owners need less"
+                f"{self.stages} stages of {self.piece_bytes} bytes: at least {MIN_STAGES}, in "
+                f"{hw.SMEM_BYTES_PER_CTA} bytes next to {SmemPlan(self.fixed).bytes} of Q, P and "
+                f"the mailbox of {config.cluster} CTAs with {config.owner_ctas} owners; more "
+                "owners need a smaller mailbox"
             )
         if self.edges.barrier_bytes > BARRIER_BYTES:
-            raise ValueError(f"{self.edges.barrier_bytes} bytes of mbarriers, room {BARRIER_BYTES}")
+            raise ValueError(
+                f"{self.edges.barrier_bytes} bytes of mbarriers, limit {BARRIER_BYTES}"
+            )
         ROLES.check()
         BARRIERS.check()
         self.edges.check()
@@ -250,7 +250,7 @@ class Plan100:
         ctas = hw.SMEM_BYTES_PER_SM // (self.smem.bytes + hw.SMEM_RESERVED_BYTES)
         if ctas * self.tmem.allocated > hw.TMEM_COLUMNS:
             raise ValueError(
-                f"{ctas} CTAs of {self.smem.bytes} bytes find room on an SM, and each allocates "
+                f"{ctas} CTAs of {self.smem.bytes} bytes fit on an SM, and each allocates "
                 f"{self.tmem.allocated} TMEM columns of {hw.TMEM_COLUMNS}"
             )
 

@@ -123,9 +123,9 @@ def choose_target(
     if device.type == "meta" and arch is not None:
         return Target("none", arch)  # what has no memory is only asked for its kernels
     if device.type == "meta":
-        raise NoTarget("device meta: tensors without memory, for which arch has to be given")
+        raise NoTarget("device meta: give arch, since these tensors have no memory")
     if device.type != "cuda":
-        raise NotImplementedError(f"device {device}: tensors live on the CPU or on a CUDA GPU")
+        raise NotImplementedError(f"device {device}: tensors have to be on the CPU or a CUDA GPU")
     if backend == "emulate":
         raise ValueError(f"backend 'emulate' runs on CPU memory, the tensors are on {device}")
     capability = _capability(device)

@@ -64,7 +64,7 @@ def now_called(name: str) -> str | None:
 
 def told(old: str, new: str) -> None:
     """Warn whoever imports `old`."""
-    warnings.warn(f"{old} is called {new} now; the old name goes", FutureWarning, stacklevel=3)
+    warnings.warn(f"{old} is now {new}; the old name will be removed", FutureWarning, stacklevel=3)
 
 
 class Moved:

@@ -121,7 +121,7 @@ class Plan:
 
     def _check_inputs(self, inputs: Sequence[torch.Tensor | None]) -> None:
         if torch.jit.is_tracing():
-            raise NotImplementedError("a plan is not traced: call the function that it was made of")
+            raise NotImplementedError("a plan cannot be traced: call the function that made it")
         here = [tensor for tensor in inputs if tensor is not None]
         for name, tensor in zip(self._moves, inputs, strict=True):
             require_type(name, tensor, torch.Tensor, optional=True)
@@ -141,7 +141,7 @@ class Plan:
                 continue
             found = [kind(tensor), tensor.stride()]
             if found != wanted:
-                raise ValueError(f"{name} is {found[0]} {found[1]}, planned was {wanted}")
+                raise ValueError(f"{name} is {found[0]} {found[1]}, expected {wanted} as planned")
 
     def _check_results(self, results: Sequence[torch.Tensor | None]) -> None:
         for name, tensor in zip(self._results, results, strict=True):
@@ -152,7 +152,7 @@ class Plan:
         self._compare(self._results, results, self._made)
         for name, tensor, own in zip(self._results, results, self._replaceable, strict=True):
             if tensor is not None and not own:
-                raise ValueError(f"{name} cannot be given: it is no memory of its own")
+                raise ValueError(f"{name} cannot be given: it shares memory")
 
     def _check_apart(
         self, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor | None]

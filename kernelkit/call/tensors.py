@@ -73,7 +73,7 @@ def require_int64(**values: object) -> None:
     """ValueError for an int that no operator of torch takes."""
     for name, value in values.items():
         if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-            raise ValueError(f"{name} {value}: within int64")
+            raise ValueError(f"{name} {value}: not an int64")
 
 
 def require_dtypes(dtypes: object, supported: Collection[torch.dtype]) -> None:
@@ -108,7 +108,7 @@ def require_strided(**tensors: torch.Tensor) -> None:
     for name, tensor in tensors.items():
         kind = _kind_without_strides(tensor)
         if kind:
-            raise TypeError(f"{name} is a {kind} tensor, expected a plain one, by strides")
+            raise TypeError(f"{name} is a {kind} tensor, expected a plain strided one")
 
 
 def require_memory(**tensors: torch.Tensor) -> None:
@@ -271,7 +271,9 @@ def device_of(device: object) -> torch.device:
     try:
         return torch.device(device)
     except RuntimeError as error:
-        raise ValueError(f"device {device!r}: such as 'cpu', 'cuda' or 'cuda:1'") from error
+        raise ValueError(
+            f"device {device!r}: expected 'cpu', 'cuda' or 'cuda:1', for example"
+        ) from error
 
 
 def reach(tensor: torch.Tensor) -> int:
@@ -326,7 +328,7 @@ def require_apart(name: str, written: torch.Tensor, other: str, read: torch.Tens
         return
     if share_elements(written, read):
         raise ValueError(
-            f"{name} shares memory with {other}: what is written may not overlap another argument"
+            f"{name} shares memory with {other}: an output may not overlap another argument"
         )
 
 
@@ -344,8 +346,8 @@ def require_own_elements(name: str, tensor: torch.Tensor) -> None:
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride <= reach:
             raise ValueError(
-                f"{name} {tuple(tensor.shape)} has strides {tensor.stride()}: elements that share "
-                "memory, and it is written"
+                f"{name} {tuple(tensor.shape)} has strides {tensor.stride()}: an output may not "
+                "have elements that share memory"
             )
         reach += (size - 1) * stride if size > 1 else 0
 
@@ -371,7 +373,7 @@ def require_writable(**tensors: torch.Tensor) -> None:
         end = begin + reach(tensor)
         if any(begin < last and first < end for first, last in protected):
             raise ValueError(
-                f"{name} is in memory that is mapped read-only, and it is written. Give a copy, or "
+                f"{name} is in memory that is mapped read-only, but is an output. Give a copy, or "
                 "map the file for writing: np.memmap(..., mode='r+'), or 'c' for a private copy"
             )
 

@@ -103,7 +103,7 @@ def load(folder: str | Path, *, digest: str | None = None, trust: bool = False) 
     changed = changed_sources(manifest)
     if changed:
         raise AotError(
-            f"{folder} was compiled from other sources: {', '.join(changed)} differ; make it again "
+            f"{folder} was compiled from other sources: {', '.join(changed)} differ; rebuild it "
             "with python -m kernelkit aot"
         )
     for item in manifest["kernels"]:

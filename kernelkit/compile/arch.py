@@ -8,8 +8,8 @@ from typing import TypeVar
 BACKENDS = ("auto", "cuda", "emulate")  # where a kernel runs; auto: where its tensors are
 
 # Code for an `a` architecture runs on exactly one compute capability (NVIDIA Blackwell
-# Compatibility Guide). What is written for sm_100a compiles for sm_103a as it is, and what is
-# written for sm_80, which is mma.sync, ldmatrix and cp.async, for every GPU behind it.
+# Compatibility Guide). Kernels for sm_100a compile for sm_103a unchanged, and kernels for sm_80,
+# which use mma.sync, ldmatrix and cp.async, for every later GPU.
 ARCH_OF_CAPABILITY = {
     (8, 0): "sm_80",
     (8, 6): "sm_86",

@@ -77,7 +77,7 @@ class Artifact:
         """Raises ArtifactError where the bytes are not what `to_bytes` wrote."""
         content = data[_HEADER:]
         if data[:_HEADER] != _MAGIC + hashlib.sha256(content).digest():
-            raise ArtifactError("damaged, or no artefact")
+            raise ArtifactError("damaged, or not an artefact")
         try:
             manifest, host, ptx = _members(content)
         except ArtifactError:

@@ -150,8 +150,9 @@ def _compile_key(key: KernelKey, kept: Store | None) -> tuple[Artifact, str]:
         if (error.name or "").partition(".")[0] != "cutlass":
             raise
         raise ImportError(
-            f"the kernel {key.title()} is not there, and without nvidia-cutlass-dsl it cannot be "
-            f"compiled: have it in a folder that {aot.VARIABLE} names, see python -m kernelkit aot"
+            f"there is no compiled kernel {key.title()}, and nvidia-cutlass-dsl, which would "
+            f"compile it, is not installed. Install it, or set {aot.VARIABLE} to a folder with "
+            "the kernel: see python -m kernelkit aot"
         ) from error
 
 

@@ -28,7 +28,7 @@ def runtime_symbol(name: str) -> int:
     of the driver, or of the C library. RuntimeError for a name that none of them has."""
     plain = _CUDA.get(name, name)
     if plain is name and name.startswith(("_cu", "cuda_dialect_", "CuteDSLRT_")):
-        raise RuntimeError(f"compiled host code calls {name}, which nothing here stands for")
+        raise RuntimeError(f"compiled host code calls {name}, which kernelkit does not provide")
     library = _library_of(plain)
     function = getattr(library, plain, None)
     if function is None:
@@ -73,7 +73,9 @@ def most_clusters(ctas: int) -> int:
 
     def checked(result: tuple) -> object:
         if result[0] != driver.CUresult.CUDA_SUCCESS:
-            raise RuntimeError(f"asked for clusters of {ctas} CTAs: {result[0]!r}")
+            raise RuntimeError(
+                f"the driver does not report active clusters of {ctas} CTAs: {result[0]!r}"
+            )
         return result[1] if len(result) > 1 else None
 
     torch.cuda.current_stream().synchronize()  # makes torch's context current

@@ -103,7 +103,7 @@ class HostObject:
             name, _, _, section, value, size = struct.unpack_from("<IBBHQQ", self.data, offset)
             found.append(Symbol(self._text(names + name), section, value, size))
             if _UNDEFINED < section < _FIRST_RESERVED and value > self.sections[section].size:
-                raise ObjectError(f"symbol {found[-1].name!r:.80} lies outside its section")
+                raise ObjectError(f"symbol {found[-1].name!r:.80} is outside its section")
         return found
 
     def _text(self, offset: int) -> str:
@@ -135,7 +135,9 @@ class HostObject:
             if table.kind != _RELA:
                 continue
             if table.info >= len(self.sections):
-                raise ObjectError(f"relocations {table.name!r:.80} of section {table.info}")
+                raise ObjectError(
+                    f"relocations {table.name!r:.80} of section {table.info}, which does not exist"
+                )
             if not self.sections[table.info].flags & _ALLOC:
                 continue
             found.append((self.sections[table.info], [*self._entries(table)]))
@@ -144,11 +146,15 @@ class HostObject:
     def _entries(self, table: Section) -> Iterator[tuple[int, int, Symbol, int]]:
         room = self.sections[table.info].size - _WORD
         if table.size % 24:
-            raise ObjectError(f"relocations {table.name!r:.80} of {table.size} bytes")
+            raise ObjectError(
+                f"relocations {table.name!r:.80} of {table.size} bytes, not a multiple of 24"
+            )
         for offset in range(table.offset, table.offset + table.size, 24):
             where, info, addend = struct.unpack_from("<QQq", self.data, offset)
             if where > room or info >> 32 >= len(self.symbols):
-                raise ObjectError(f"relocation at {where} against symbol {info >> 32}")
+                raise ObjectError(
+                    f"relocation at {where} against symbol {info >> 32} is out of range"
+                )
             yield where, info & 0xFFFFFFFF, self.symbols[info >> 32], addend
 
 
@@ -230,7 +236,7 @@ class LoadedObject:
                     relative = {_R_64: 0, _R_PC64: place, _R_GOTOFF64: got}[kind]
                     value = self._address_of(symbol) + addend - relative
                 else:
-                    raise ObjectError(f"relocation {kind} against {symbol.name!r}")
+                    raise ObjectError(f"relocation of unknown kind {kind} against {symbol.name!r}")
                 self._write(start + offset, value)
 
     def _write(self, offset: int, value: int) -> None:
@@ -242,7 +248,7 @@ class LoadedObject:
                 raise ObjectError(f"a relocation against {symbol.name!r:.80}, which has no address")
             return self._outside[symbol.name]
         if symbol.section >= _FIRST_RESERVED or symbol.section not in self._places:
-            raise ObjectError(f"symbol {symbol.name!r} lies in no loaded section")
+            raise ObjectError(f"symbol {symbol.name!r} is not in a loaded section")
         return self._base + self._places[symbol.section] + symbol.value
 
     def _protect(self) -> None:
@@ -252,7 +258,9 @@ class LoadedObject:
         protect = ctypes.CDLL(None, use_errno=True).mprotect
         protect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
         if protect(self._base, self._code_bytes, mmap.PROT_READ | mmap.PROT_EXEC):
-            raise OSError(ctypes.get_errno(), "the system lets no generated code be executed")
+            raise OSError(
+                ctypes.get_errno(), "the system does not allow generated code to be executed"
+            )
 
 
 def _up(value: int, unit: int) -> int:

@@ -82,7 +82,7 @@ class CompiledKernel:
         options = self.artifact.about.get("ptxas")
         if options:
             raise RuntimeError(
-                f"{self!r} was compiled for the emulator alone, by ptxas {options}: run with "
+                f"{self!r} was compiled only for the emulator, by ptxas {options}: run with "
                 "BLACKWELL_KERNELS_PTXAS unset"
             )
 

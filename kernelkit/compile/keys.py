@@ -58,7 +58,7 @@ class KernelKey:
             key = cls(fields["source"], _decoded(fields["config"]), fields["arch"])
             _require_ours(key.module)
         except (*_FAILURES, ImportError) as error:
-            raise ValueError(f"no key of a kernel: {text[:200]} ({error})") from error
+            raise ValueError(f"not a key of a kernel: {text[:200]} ({error})") from error
         return key
 
     def title(self) -> str:

@@ -22,8 +22,8 @@ SHORT = {
     "experts": "e", "group": "g", "head_dim": "d", "hidden": "h", "page_size": "page",
     "tile_m": "m", "tile_n": "n", "tile_rows": "m", "top_k": "k", "v_head_dim": "dv",
 }  # fmt: skip
-ONES = ("n_group", "topk_group")  # that say nothing where they are 1
-# Words that say alone what they are; other fields have their name in front.
+ONES = ("n_group", "topk_group")  # left out if they are 1
+# Fields whose values need no name; the values of other fields follow their name.
 PLAIN = (
     "adding", "dtype", "dtypes", "fmt", "instructions", "layout", "record", "scaling", "schedule",
     "scoring",

@@ -64,5 +64,5 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"key {twice!r:.80} stands twice in one object")
+        raise ValueError(f"key {twice!r:.80} appears twice in one object")
     return found

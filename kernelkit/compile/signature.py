@@ -92,7 +92,7 @@ class Signature:
         for position, (argument, value) in enumerate(zip(self.arguments, given, strict=True)):
             if argument.kind == _NOTHING:
                 if value is not None:
-                    raise ValueError(f"argument {position}: {value!r}, compiled for None")
+                    raise ValueError(f"argument {position} is {value!r}, compiled for None")
                 continue
             offset = next(offsets)
             if argument.kind == _TENSOR:
@@ -202,11 +202,13 @@ def _words_of(position: int, argument: Argument, tensor: Any) -> list[int]:
         if fixed is None:
             words.append(size)
         elif size != fixed:
-            raise ValueError(f"argument {position} has shape {tuple(shape)}: {argument.shape}")
+            found = f"argument {position} has shape {tuple(shape)}"
+            raise ValueError(f"{found}, compiled for {argument.shape}")
         if fixed_stride is None:
             behind.append(stride)
         elif stride != fixed_stride and size > 1:
-            raise ValueError(f"argument {position} has strides {strides}: {argument.strides}")
+            found = f"argument {position} has strides {strides}"
+            raise ValueError(f"{found}, compiled for {argument.strides}")
     return words + behind
 
 

@@ -39,7 +39,7 @@ def closure(module: str) -> tuple[str, ...]:
     for a module that is not ours.
     """
     if path_of(module) is None:
-        raise ValueError(f"{module} is no module of {PACKAGES}")
+        raise ValueError(f"{module} is not a module of {PACKAGES}")
     reached, waiting = {module}, [module]
     while waiting:
         new = set(_imports(waiting.pop())) - reached
@@ -68,7 +68,7 @@ def _imports(module: str) -> tuple[str, ...]:
     found = []
     for origin, names, plain in _IMPORT.findall(text):
         if origin.startswith("."):
-            raise ValueError(f"{module} imports relatively, which no fingerprint follows")
+            raise ValueError(f"{module} has relative imports, which fingerprints do not follow")
         found += _NAME.findall(plain)
         for name in _NAME.findall(names) if origin else ():
             inner = f"{origin}.{name}"

@@ -58,7 +58,7 @@ def bytes_of(text: str) -> int:
     """'512M' -> bytes. ValueError for what is no size."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text.strip(), re.I)
     if match is None:
-        raise ValueError(f"{text!r} is no size; write for example 512M or 2G")
+        raise ValueError(f"{text!r} is not a size; write for example 512M or 2G")
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
@@ -174,7 +174,7 @@ class Store:
         if culprit not in self._complaints:
             self._complaints.add(culprit)
             message = f"the cache of compiled kernels in {self.folder} cannot be used: {error}"
-            warnings.warn(f"{message}; going on without it", CacheWarning, stacklevel=4)
+            warnings.warn(f"{message}; continuing without it", CacheWarning, stacklevel=4)
 
     @contextmanager
     def compiling(self, digest: str) -> Iterator[None]:

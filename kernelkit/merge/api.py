@@ -111,13 +111,13 @@ def _columns(parts: Part | Sequence[Part]) -> tuple[list[Any], ...]:
         raise TypeError(f"parts is {type(parts).__name__}, expected a list of tuples of tensors")
     listed: list[Any] = [parts] if _is_stack(parts) else list(parts)
     if not listed:
-        raise ValueError("0 parts: at least 1, its shape is that of the result")
+        raise ValueError("0 parts: at least 1, which determines the shape of the result")
     for index, part in enumerate(listed):
         if not isinstance(part, tuple | list):
             raise TypeError(f"parts[{index}] is {type(part).__name__}, expected a tuple of tensors")
         if len(part) not in (2, 3):
             raise ValueError(
-                f"parts[{index}] has {len(part)} tensors: (O, LSE) or (O_raw, LSE, row_max)"
+                f"parts[{index}] has {len(part)} tensors, not (O, LSE) or (O_raw, LSE, row_max)"
             )
         for name, tensor in zip(NAMES, part, strict=False):
             if not isinstance(tensor, torch.Tensor):  # names are made for an error alone

@@ -90,8 +90,8 @@ def capacity_for(parts: int) -> int:
         if parts <= capacity:
             return capacity
     raise ValueError(
-        f"{parts} parts, limit {CAPACITIES[-1]} in one launch: their addresses and strides travel "
-        f"in the kernel's parameters; a stack (O [N, ...], LSE [N, ...]) has no limit"
+        f"{parts} parts, limit {CAPACITIES[-1]} in one launch: their addresses and strides are "
+        f"parameters of the kernel. Pass a stack (O [N, ...], LSE [N, ...]), which has no limit"
     )
 
 

@@ -51,7 +51,7 @@ class BarrierPlan:
                 return first, barrier
             first += barrier.count
         names = [barrier.name for barrier in self.barriers]
-        raise KeyError(f"no named barrier {name!r}; they are {names}")
+        raise KeyError(f"no named barrier {name!r}; named barriers are {names}")
 
     def check(self) -> None:
         """Raise ValueError or KeyError, naming value and limit, for what a CTA cannot have."""
@@ -62,8 +62,8 @@ class BarrierPlan:
             most = sum(self.roles[role].threads for role in barrier.roles)
             if barrier.threads % hw.WARP_THREADS or not 0 < barrier.threads <= most:
                 raise ValueError(
-                    f"named barrier {barrier.name} of {barrier.threads} threads: whole warps, and "
-                    f"{', '.join(barrier.roles)} have {most} threads"
+                    f"named barrier {barrier.name} of {barrier.threads} threads: whole warps, at "
+                    f"most the {most} threads of {', '.join(barrier.roles)}"
                 )
             if barrier.count < 1:
                 raise ValueError(f"named barrier {barrier.name}: count {barrier.count}, at least 1")
@@ -71,5 +71,5 @@ class BarrierPlan:
         if used > hw.NAMED_BARRIERS - hw.FIRST_NAMED_BARRIER:
             raise ValueError(
                 f"{used} named barriers ({', '.join(names)}), limit "
-                f"{hw.NAMED_BARRIERS - hw.FIRST_NAMED_BARRIER} beside id 0, all of the CTA"
+                f"{hw.NAMED_BARRIERS - hw.FIRST_NAMED_BARRIER} besides id 0 of the whole CTA"
             )

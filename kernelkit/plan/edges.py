@@ -200,13 +200,13 @@ class EdgePlan:
         if len(set(names)) != len(names):
             raise ValueError(f"edge names repeat: {names}")
         if self.ctas not in (1, 2):
-            raise ValueError(f"{self.ctas} CTAs: one, or a pair")
+            raise ValueError(f"{self.ctas} CTAs: 1, or 2 for a pair")
         for edge in self.edges:
             self.full(edge.name)
             if edge.stages < 1:
                 raise ValueError(f"edge {edge.name} has {edge.stages} stages, at least 1")
             if (edge.tx_bytes > 0) != (edge.signal is Signal.TMA):
-                raise ValueError(f"edge {edge.name}: {edge.tx_bytes} bytes over {edge.signal}")
+                raise ValueError(f"edge {edge.name}: {edge.tx_bytes} bytes with {edge.signal}")
             if (edge.release is None) == (edge.freed_by is None):
                 raise ValueError(f"edge {edge.name} needs either a release or a freed_by")
             if edge.release is not None:

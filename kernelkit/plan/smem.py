@@ -64,5 +64,5 @@ class SmemPlan:
             if ranges[buffer.name][1] > own:
                 raise ValueError(
                     f"{buffer.name} over {buffer.over} ends at {ranges[buffer.name][1]}, "
-                    f"behind the last buffer at {own}"
+                    f"after the last buffer at {own}"
                 )

@@ -57,7 +57,7 @@ class TmemPlan:
                 under = self[item.over]
                 if item.begin < under.begin or item.end > under.end:
                     raise ValueError(
-                        f"{item.name} [{item.begin}, {item.end}) leaves {under.name} "
+                        f"{item.name} [{item.begin}, {item.end}) is not inside {under.name} "
                         f"[{under.begin}, {under.end}), which it aliases"
                     )
         for index, first in enumerate(self.ranges):
@@ -67,5 +67,5 @@ class TmemPlan:
                 if overlap and not stated:
                     raise ValueError(
                         f"{first.name} [{first.begin}, {first.end}) and {second.name} "
-                        f"[{second.begin}, {second.end}) overlap and no alias says so"
+                        f"[{second.begin}, {second.end}) overlap without a declared alias"
                     )

@@ -94,10 +94,10 @@ class RolePlan:
         for registers in set(per_warp):
             if registers not in hw.SETMAXNREG:
                 raise ValueError(
-                    f"{registers} registers: setmaxnreg takes a multiple of {hw.SETMAXNREG.step} "
+                    f"{registers} registers: setmaxnreg needs a multiple of {hw.SETMAXNREG.step} "
                     f"from {hw.SETMAXNREG[0]} to {hw.SETMAXNREG[-1]}"
                 )
-        # Who asks for more waits for what others give back: all there is is what the launch took.
+        # Warps that request registers wait for others to release some: the launch fixes the pool.
         at_launch = hw.REGISTERS_PER_SM // self.threads // hw.SETMAXNREG.step * hw.SETMAXNREG.step
         total, limit = sum(per_warp) * hw.WARP_THREADS, at_launch * self.threads
         if total > limit:

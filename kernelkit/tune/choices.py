@@ -146,7 +146,7 @@ class Tuned:
         except REFUSALS as error:
             del table[text]
             message = f"{self.name}: the measured choice {dict(choice)} for {text} does not fit"
-            warnings.warn(f"{message}, the rules choose: {error}", TunedWarning, stacklevel=4)
+            warnings.warn(f"{message}, so the rules choose: {error}", TunedWarning, stacklevel=4)
             return item
 
     def _with(self, item: Any, choice: Choice, check: Callable[[Any], Any]) -> Any:
@@ -154,7 +154,9 @@ class Tuned:
             return item
         for name, value in choice.items():
             if name not in self.options or type(value) not in PLAIN:
-                raise ValueError(f"option {name} = {value!r}: plain values of {self.options}")
+                raise ValueError(
+                    f"option {name} = {value!r}: expected plain values of {self.options}"
+                )
         made = replace(item, **choice)
         check(made)
         return made

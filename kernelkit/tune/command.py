@@ -73,7 +73,7 @@ def run(given: argparse.Namespace) -> int:
     shapes += about.known if given.known else ()
     shapes += [about.draw(order) for _ in range(given.random)]
     if not shapes:
-        raise ValueError("no shape: give --shape, which may be empty, --known or --random")
+        raise ValueError("no shape: pass --shape (may be empty), --known or --random")
     found = tune(
         given.operator,
         shapes,
@@ -98,7 +98,7 @@ def shape_of(kind: type, words: Sequence[str]) -> Any:
     for word in words:
         name, _, text = word.partition("=")
         if name not in plain:
-            raise ValueError(f"{word!r}: a shape says {', '.join(plain)}")
+            raise ValueError(f"{word!r}: a shape consists of {', '.join(plain)}")
         values[name] = _value(word, text, type(plain[name]))
     return kind(**values)
 
@@ -107,7 +107,7 @@ def _value(word: str, text: str, kind: type) -> Any:
     if kind is bool:
         known = {"true": True, "1": True, "false": False, "0": False}
         if text.lower() not in known:
-            raise ValueError(f"{word!r}: true or false")
+            raise ValueError(f"{word!r}: expected true or false")
         return known[text.lower()]
     try:
         return kind(text)
@@ -127,7 +127,7 @@ def lines(outcome: Outcome, *, exhaustive: bool) -> list[str]:
         words = " ".join(f"{name}={value}" for name, value in choice.items()) or "(rules)"
         found.append(f"  {time.us:10.2f} us +-{time.error:5.1%} of {time.samples:3}  {words}")
     if outcome.refused:
-        found.append(f"  {len(outcome.refused)} candidates do not fit, or were wrong")
+        found.append(f"  {len(outcome.refused)} candidates do not fit, or gave wrong results")
     if exhaustive:
-        found.append(f"  {outcome.excess:.1%} slower than the fastest of all")
+        found.append(f"  {outcome.excess:.1%} slower than the fastest candidate")
     return found

@@ -265,7 +265,7 @@ def add(folder: Path, place: Place, entries: Iterable[Entry]) -> Path:
     from filelock import FileLock
 
     if not place.machine.driver:
-        raise ValueError("nothing says which driver this is: no measurement is kept without it")
+        raise ValueError("the driver version is unknown: measurements are not kept without it")
     path = folder / place.file_name
     store.GUARD.make(path.parent)
     with FileLock(path.with_suffix(".lock"), timeout=_PATIENCE):

@@ -108,7 +108,7 @@ def _faster_half(
     ranked = sorted(inside, key=middles.__getitem__)
     half = max(FINALISTS, len(ranked) // 2)
     close = middles[ranked[0]] * (1 + MARGIN)
-    # Who is close stays beyond the half only while that is not everybody.
+    # Close candidates stay beyond the half, but at most half as many again.
     near = [name for name in ranked[half:] if middles[name] <= close]
     kept = {*ranked[:half], *near[: half // 2], *staying}
     return [name for name in inside if name in kept]

@@ -39,7 +39,7 @@ class Bench:
 
     def __init__(self, name: str, call: Call, device: torch.device) -> None:
         if device.type != "cuda":
-            raise ValueError(f"device {device}: times are of a CUDA GPU, the emulator has none")
+            raise ValueError(f"device {device}: times are measured on a CUDA GPU, not emulated")
         self._name, self._device = name, device
         operator, fields = call(device)
         nbytes = sum(
@@ -76,7 +76,7 @@ def require_agreement(found: Sequence[torch.Tensor], expected: Sequence[torch.Te
     for place, (one, other) in enumerate(zip(found, expected, strict=True)):
         if one.dtype not in AGREEING:
             if not torch.equal(one, other):
-                raise ValueError(f"result {place} has other values than with the default options")
+                raise ValueError(f"result {place} differs from that of the default options")
             continue
         a, b = one.float(), other.float()
         odd = ~b.isfinite()
@@ -85,8 +85,8 @@ def require_agreement(found: Sequence[torch.Tensor], expected: Sequence[torch.Te
         largest = b[~odd].abs().amax().item() if bool((~odd).any()) else 0.0
         limit = AGREEING[one.dtype] * largest
         if not same or not worst <= limit or math.isnan(worst):
-            raise ValueError(f"result {place} is {worst:.3g} off that of the default options, "
-                             f"limit {limit:.3g}")  # fmt: skip
+            raise ValueError(f"result {place} differs by {worst:.3g} from that of the default "
+                             f"options, limit {limit:.3g}")  # fmt: skip
 
 
 def replay(launches: Sequence[Callable[[], object]]) -> Sampler:

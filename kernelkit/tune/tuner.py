@@ -178,7 +178,7 @@ def tune(
     place = tuned_files.place_of(about.tuned, machine)
     folder = tuned_files.folder_of_user()
     if keep and folder is None:
-        raise ValueError(f"{store.VARIABLE} is off: there is no folder to keep anything in")
+        raise ValueError(f"{store.VARIABLE} is off: there is no folder to keep results in")
     found = []
     with Compilers(workers, say) as compilers:
         for shape in shapes:
@@ -208,8 +208,7 @@ def _gpu(device: torch.device) -> torch.device:
     """Return the device with its index. ValueError if there is no such GPU."""
     if device.type != "cuda" or not torch.cuda.is_available():
         raise ValueError(
-            f"device {device}: tuning measures times on a CUDA GPU, and there is none; the "
-            "emulator's steps are no time"
+            f"device {device}: tuning needs a CUDA GPU to measure times; the emulator has none"
         )
     return torch.device(
         "cuda", torch.cuda.current_device() if device.index is None else device.index

@@ -46,7 +46,7 @@ class RollbackPastRing(CacheError):
 
     def __init__(self, request: str, asked: int, limit: int) -> None:
         self.request, self.asked, self.limit = request, asked, limit
-        super().__init__(f"request {request!r}: {asked} tokens to take back, at most {limit}")
+        super().__init__(f"request {request!r}: cannot take back {asked} tokens, at most {limit}")
 
 
 class TokensUnknown(CacheError):
@@ -57,7 +57,7 @@ class TokensUnknown(CacheError):
 
     def __init__(self, request: str, unknown: int) -> None:
         self.request, self.unknown = request, unknown
-        super().__init__(f"request {request!r}: {unknown} placeholders, to be resolved first")
+        super().__init__(f"request {request!r}: {unknown} placeholders must be resolved first")
 
 
 class CorruptedBlock(CacheError):

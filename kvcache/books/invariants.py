@@ -61,7 +61,7 @@ def _check_request(layout: Layout, request: Request, slots: SlotPool) -> None:
     for index, (has, block) in enumerate(zip(request.digests, request.blocks, strict=False)):
         digest = chained(digest, request.tokens[index * size : (index + 1) * size])
         if has != digest or slots.key(block) not in (None, digest):
-            raise InvariantBroken(f"request {request.name!r}: block {block} has another content")
+            raise InvariantBroken(f"request {request.name!r}: block {block} has other contents")
 
 
 def stranded_bytes(layout: Layout, requests: Collection[Request], states: int) -> int:

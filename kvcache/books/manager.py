@@ -201,7 +201,7 @@ class Manager:
         if resident and not request.resident:
             raise NotResident(f"request {request.name!r} is in the host tier: fetch it first")
         if request not in self.requests:
-            raise ValueError(f"request {request.name!r} is of another manager")
+            raise ValueError(f"request {request.name!r} belongs to another manager")
         if known and request.unknown:
             raise TokensUnknown(request.name, request.unknown)
 
@@ -327,7 +327,7 @@ class Manager:
         ids = token_ids(request.name, tokens)
         if len(ids) > request.unknown:
             raise ValueError(
-                f"request {request.name!r}: {len(ids)} tokens for {request.unknown} placeholders"
+                f"request {request.name!r}: {len(ids)} tokens, but {request.unknown} placeholders"
             )
         request.learn(ids)
         self._store_full(request)
@@ -343,7 +343,9 @@ class Manager:
         self.require(request, known=True)
         tokens = whole("tokens", tokens, None)
         if tokens < 0:
-            raise ValueError(f"request {request.name!r}: {tokens} tokens to take back, at least 0")
+            raise ValueError(
+                f"request {request.name!r}: cannot take back {tokens} tokens, at least 0"
+            )
         first = 0
         if self.layout.has_state:
             first = max(request.floor, request.furthest - self.layout.draft)
@@ -445,7 +447,9 @@ class Manager:
         """`work` and what reads its slots is on its way; over once `event` says so, or now."""
         require("work", work, Work)
         if event is not None and not callable(getattr(event, "query", None)):
-            raise TypeError(f"event is {type(event).__name__}, expected one with query(), or None")
+            raise TypeError(
+                f"event is {type(event).__name__}, expected an event with query(), or None"
+            )
         self._tickets.issued(work.ticket, event)
 
     def poll(self) -> None:
@@ -491,7 +495,7 @@ class Manager:
     def events(self) -> list[KVEvent]:
         """Return changes of the prefix cache since the last call; needs keep_events."""
         if self.prefix.events is None:
-            raise ValueError("no events are kept: Manager(..., keep_events=True)")
+            raise ValueError("no events are kept: pass Manager(..., keep_events=True)")
         taken, self.prefix.events = self.prefix.events, []
         return taken
 

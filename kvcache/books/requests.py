@@ -45,7 +45,7 @@ def token_ids(name: str, tokens: Any) -> np.ndarray:
     try:
         ids = np.asarray(tokens)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
-        what = f"tokens are {shown(tokens)}, expected integers in one row, in host memory"
+        what = f"tokens are {shown(tokens)}, expected a 1-D sequence of integers on the host"
         raise TypeError(f"{name}: {what}") from error
     if ids.dtype.kind != "i" or ids.ndim != 1 or not ids.size:
         ids = _from_odd(name, tokens, ids)
@@ -72,9 +72,9 @@ def _from_odd(name: str, tokens: Any, ids: np.ndarray) -> np.ndarray:
     and floats of a row in which some integers are signed and others need 64 bits without a sign.
     """
     if tokens is None or isinstance(tokens, str | bytes):
-        raise TypeError(f"{name}: tokens are {shown(tokens)}, expected integers in one row")
+        raise TypeError(f"{name}: tokens are {shown(tokens)}, expected a 1-D sequence of integers")
     if ids.ndim != 1 or not ids.size:
-        raise ValueError(f"{name}: tokens of shape {ids.shape}, expected at least one in one row")
+        raise ValueError(f"{name}: tokens of shape {ids.shape}, expected 1-D with at least one")
     if isinstance(tokens, Sequence) and all(isinstance(each, Integral) for each in tokens):
         ids = np.array([int(each) for each in tokens], object)
     elif ids.dtype.kind not in "iu":

@@ -137,7 +137,7 @@ class SlotPool:
             if slot < self.first or not holders[slot]:
                 for done in slots[:index]:
                     holders[done] += 1
-                raise DoubleFree(f"slot {slot} of {self.name} is given back, and nobody holds it")
+                raise DoubleFree(f"slot {slot} of {self.name} is given back, but nobody holds it")
             holders[slot] -= 1
             if not holders[slot]:
                 idle.append(slot)
@@ -212,7 +212,7 @@ class SlotPool:
 
     def _revive(self, slot: int) -> None:
         if slot not in self._key_of:
-            raise DoubleFree(f"slot {slot} of {self.name} is shared, and nobody holds it")
+            raise DoubleFree(f"slot {slot} of {self.name} is shared, but nobody holds it")
         if slot in self._kept:
             del self._kept[slot]
         else:  # it waits: who holds it now may read, and not write, until that is over

@@ -91,7 +91,7 @@ class Step(Work):
     def _stream(self, name: str) -> Stream:
         stream = self.layout.find(name)
         if not isinstance(stream, Stream):
-            raise TypeError(f"{name!r} is no stream")
+            raise TypeError(f"{name!r} is not a stream")
         return stream
 
     def _completes(self, stream: Stream) -> np.ndarray:
@@ -134,7 +134,7 @@ class Step(Work):
         arrays = self.arrays()
         for name, buffer in buffers.items():
             if name not in arrays:
-                raise ValueError(f"{name!r} is no array of a step: {', '.join(arrays)}")
+                raise ValueError(f"{name!r} is not an array of a step: {', '.join(arrays)}")
             require(f"the buffer of {name}", buffer, torch.Tensor)
             if not buffer.is_cuda:
                 _check_memory(f"the buffer of {name}", buffer)
@@ -184,4 +184,4 @@ def _check_fits(name: str, array: np.ndarray, buffer: torch.Tensor) -> None:
         )
     plain = not (buffer.dtype.is_floating_point or buffer.dtype.is_complex)
     if not (plain and buffer.dtype.is_signed) or buffer.itemsize < array.itemsize:
-        raise ValueError(f"{name} is {array.dtype}, its buffer {buffer.dtype}")
+        raise ValueError(f"{name} is {array.dtype}, but its buffer is {buffer.dtype}")

@@ -87,7 +87,7 @@ class Tickets:
         if ticket not in self._events:
             if not self.deferred:
                 return
-            raise ValueError(f"ticket {ticket}: no work in flight has it, the last is {self.last}")
+            raise ValueError(f"ticket {ticket}: no such work in flight, the last is {self.last}")
         self._events[ticket] = event.query if event else lambda: True
 
     def over(self) -> int:

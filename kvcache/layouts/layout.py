@@ -321,7 +321,7 @@ class Layout:
         """
         if whole("position", position, None) < 0 or position % self.block_tokens:
             raise ValueError(
-                f"a checkpoint at {position}: from 0 on, a multiple of {self.block_tokens} tokens"
+                f"a checkpoint at {position}: at least 0, a multiple of {self.block_tokens} tokens"
             )
         live = self.live(position)
         starts = accumulate((size for _, size in live), initial=0)
@@ -459,7 +459,9 @@ def _check(layout: Layout) -> None:
         named = (copy for copy in array.of_layer if copy is not None)
         wrong = [copy for copy in named if not 0 <= copy < array.copies]
         if wrong:
-            raise ValueError(f"{array.name}: copies {wrong} in its map, there are {array.copies}")
+            raise ValueError(
+                f"{array.name}: copies {wrong} in its map, but there are {array.copies}"
+            )
         ratio = getattr(array, "ratio", 1)
         if ratio < 1 or layout.block_tokens % ratio:
             raise ValueError(
@@ -470,7 +472,7 @@ def _check(layout: Layout) -> None:
         if tail.overlap not in (1, 2) or (tail.online and tail.overlap > 1):
             raise ValueError(
                 f"{tail.name}: overlap {tail.overlap}, online {tail.online}: "
-                "1 or 2 windows, online 1"
+                "1 or 2 windows, 1 if online"
             )
     for ring in layout.rings:
         if ring.window < 1:

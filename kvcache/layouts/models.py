@@ -92,7 +92,7 @@ def deepseek_v4(name: str, ratios: Sequence[int], window: int, options: Options)
     for layer, ratio in enumerate(ratios):
         if ratio not in (0, CSA, HCA):
             raise ConfigError(
-                f"{name}: compress_ratios[{layer}] is {ratio}, one of 0, {CSA} and {HCA}"
+                f"{name}: compress_ratios[{layer}] is {ratio}, expected 0, {CSA} or {HCA}"
             )
     csa, hca = (_own(ratio == kind for ratio in ratios) for kind in (CSA, HCA))
     streams, tails = [], []
@@ -158,7 +158,7 @@ def _nearest_source(
     """Return for each layer the source whose entries it reads; raise ConfigError if impossible."""
     wrong = [source for source in sources if not 0 <= source < len(ratios)]
     if wrong:
-        raise ConfigError(f"{name}: source layers {wrong}, the model has {len(ratios)}")
+        raise ConfigError(f"{name}: source layers {wrong}, but the model has {len(ratios)}")
     reads: list[int | None] = []
     for layer, ratio in enumerate(ratios):
         before = [source for source in sources if source <= layer]

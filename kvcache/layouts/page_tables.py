@@ -160,7 +160,7 @@ def _check_contents(
     counts, used = indptr.diff(), int(indptr[-1])
     if indptr[0] != 0 or (counts < 0).any() or used > len(indices):
         raise ValueError(
-            f"indptr {indptr.tolist()}: from 0, never falling, to at most {len(indices)} indices"
+            f"indptr {indptr.tolist()}: not ascending from 0 to at most {len(indices)} indices"
         )
     wrong = (counts > 0) & ((last_page_len < 1) | (last_page_len > page_size))
     if wrong.any():

@@ -74,7 +74,7 @@ class _Reader:
         if value is None:
             raise self.fail(f"{key} is missing")
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise self.fail(f"{key} is {value!r}, an integer of at least {least}")
+            raise self.fail(f"{key} is {value!r}, expected an integer of at least {least}")
         most = MAX_LAYERS if key.endswith("_layers") else MAX_NUMBER
         if value > most:
             raise self.fail(f"{key} is an integer of {value.bit_length()} bits, at most {most}")
@@ -84,17 +84,17 @@ class _Reader:
         """A list of integers of at least 0."""
         values = self.values.get(key)
         if not isinstance(values, list) or not values:
-            raise self.fail(f"{key} is {values!r}, a list with an integer per layer")
+            raise self.fail(f"{key} is {values!r}, expected a list with an integer per layer")
         for place, value in enumerate(values):
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise self.fail(f"{key}[{place}] is {value!r}, an integer of at least 0")
+                raise self.fail(f"{key}[{place}] is {value!r}, expected an integer of at least 0")
         return values
 
     def word(self, key: str) -> str:
         """A string, "" for none."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, str):
-            raise self.fail(f"{key} is {value!r:.80}, a string")
+            raise self.fail(f"{key} is {value!r:.80}, expected a string")
         return value or ""
 
     def words(self, key: str) -> list[str]:
@@ -102,7 +102,7 @@ class _Reader:
         values = self.values.get(key)
         values = [] if values is None else values
         if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
-            raise self.fail(f"{key} is {values!r:.80}, a list of strings")
+            raise self.fail(f"{key} is {values!r:.80}, expected a list of strings")
         return values
 
     def fixed(self, key: str, value: int, why: str) -> None:
@@ -135,7 +135,7 @@ def from_config(
     unsupported = [key for key in UNSUPPORTED if values.get(key)]
     if unsupported:
         shown = ", ".join(f"{key} {values[key]!r:.60}" for key in unsupported)
-        raise reader.fail(f"this cache has no layers as in {shown}")
+        raise reader.fail(f"this cache does not support {shown}")
     if reader.word("model_type").startswith("deepseek_v4") or reader.has("compress_ratios"):
         return _v4(reader, options)
     if reader.has("kv_lora_rank"):
@@ -147,7 +147,9 @@ def _load(config: str | Path | Mapping[str, Any], name: str) -> tuple[Mapping[st
     if isinstance(config, Mapping):
         return config, name or str(config.get("model_type", "config"))
     if not isinstance(config, str | Path):
-        raise TypeError(f"config is {type(config).__name__}, expected a path or what is in it")
+        raise TypeError(
+            f"config is {type(config).__name__}, expected a path, or a mapping of its contents"
+        )
     path = Path(config)
     path = path / "config.json" if path.is_dir() else path
     try:
@@ -164,8 +166,8 @@ def _v4(reader: _Reader, options: Options) -> Layout:
     layers = reader.count("num_hidden_layers")
     if not reader.has("compress_ratios"):
         raise reader.fail(
-            "compress_ratios is missing. It says which layers are CSA and which HCA; layer_types "
-            "that transformers makes up without it have the opposite phase"
+            "compress_ratios is missing: it names the CSA and HCA layers. The layer_types that "
+            "transformers derives without it have the opposite phase"
         )
     ratios = reader.counts("compress_ratios")
     _check_drafters(reader, ratios, layers, options)
@@ -206,7 +208,9 @@ def _check_drafters(reader: _Reader, ratios: list[int], layers: int, options: Op
             f"for {layers} layers and {drafters} draft layers"
         )
     if any(ratios[layers:]):
-        raise reader.fail(f"compress_ratios[{layers}:] are {ratios[layers:]}, draft layers have 0")
+        raise reader.fail(
+            f"compress_ratios[{layers}:] are {ratios[layers:]}, expected 0 for draft layers"
+        )
     if not 0 <= options.mtp <= drafters:
         raise reader.fail(
             f"mtp {options.mtp}, the model has 0 to {drafters} draft layers "
@@ -242,8 +246,8 @@ def _mla(reader: _Reader, options: Options) -> Layout:
 def _gqa(reader: _Reader, options: Options) -> Layout:
     if options.online_hca or options.mtp:
         raise reader.fail(
-            f"online_hca {options.online_hca} and mtp {options.mtp} are of DeepSeek's layers; this "
-            "model has plain keys and values"
+            f"online_hca {options.online_hca} and mtp {options.mtp}: for DeepSeek's layers only; "
+            "this model has plain keys and values"
         )
     layers, heads = reader.count("num_hidden_layers"), reader.count("num_key_value_heads")
     if reader.has("head_dim"):
@@ -253,7 +257,7 @@ def _gqa(reader: _Reader, options: Options) -> Layout:
         head_dim, left = divmod(hidden, query_heads)
         if left:
             raise reader.fail(
-                f"head_dim is missing, and hidden_size {hidden} is no multiple of "
+                f"head_dim is missing, and hidden_size {hidden} is not a multiple of "
                 f"num_attention_heads {query_heads}"
             )
     windowed = _windowed(reader, layers)
@@ -280,7 +284,9 @@ def _windowed(reader: _Reader, layers: int) -> list[bool]:
             )
         for layer, kind in enumerate(kinds):
             if kind not in LAYER_TYPES:
-                raise reader.fail(f"layer_types[{layer}] is {kind!r}, one of {tuple(LAYER_TYPES)}")
+                raise reader.fail(
+                    f"layer_types[{layer}] is {kind!r}, expected one of {tuple(LAYER_TYPES)}"
+                )
         marks = [LAYER_TYPES[kind] for kind in kinds]
         if all(marks):
             raise reader.fail(f"all {layers} layer_types are sliding: nothing is in pages")
@@ -292,8 +298,8 @@ def _windowed(reader: _Reader, layers: int) -> list[bool]:
         return [bool((layer + 1) % every) for layer in range(layers)]
     raise reader.fail(
         f"sliding_window is {reader.values['sliding_window']!r}, but neither layer_types nor "
-        "sliding_window_pattern says of which layers; a model whose layers are all windowed has "
-        "nothing in pages"
+        "sliding_window_pattern names its layers; a model with windowed layers alone has nothing "
+        "in pages"
     )
 
 

@@ -49,7 +49,7 @@ class Rows:
         """
         self.check(align=1)
         if self.record.scale_bytes:
-            raise ValueError(f"rows of {self.record.name}: their scales lie apart from their data")
+            raise ValueError(f"rows of {self.record.name}: scales are stored apart from the data")
         end = self.data_offset + self.rows * self.record.data_bytes
         return Rows(self.pool[:, self.data_offset : end], 0, 0, self.rows, self.record)
 
@@ -162,7 +162,7 @@ class TailRows:
         if self.rows < least or self.offset < 0 or self.offset % TMA_ALIGN or end > slot_bytes:
             raise ValueError(
                 f"{self.tail.name} at {self.offset}, {self.rows} rows: a multiple of {TMA_ALIGN} "
-                f"from 0, at least {least}, and the end {end} at most the slot's {slot_bytes} bytes"
+                f"from 0, at least {least} rows, and an end of {end} bytes within {slot_bytes}"
             )
 
 
@@ -180,7 +180,7 @@ def check_places(
     if offset < 0 or offset % unit or end > slot_bytes:
         raise ValueError(
             f"{name} of {record} at {offset}, {rows} rows of {row_bytes} bytes: a multiple of "
-            f"{unit} from 0, and the end {end} at most the slot's {slot_bytes} bytes"
+            f"{unit} from 0, and the end {end} within the slot's {slot_bytes} bytes"
         )
 
 
@@ -192,7 +192,8 @@ def check_pool(name: str, pool: torch.Tensor, align: int = TMA_ALIGN) -> None:
     slots, slot_bytes = pool.shape
     if pool.dtype != torch.uint8 or (slot_bytes > 1 and pool.stride(1) != 1):
         raise ValueError(
-            f"{name} is {pool.dtype} with strides {pool.stride()}: torch.uint8, the last one 1"
+            f"{name} is {pool.dtype} with strides {pool.stride()}, expected torch.uint8 with last "
+            "stride 1"
         )
     if slots > 1 and pool.stride(0) < slot_bytes:
         raise ValueError(
@@ -201,8 +202,8 @@ def check_pool(name: str, pool: torch.Tensor, align: int = TMA_ALIGN) -> None:
     begins = (pool.data_ptr(), pool.stride(0) if slots > 1 else 0)
     if any(begin % align for begin in begins):
         raise ValueError(
-            f"{name} at address {begins[0]:#x} with a slot every {begins[1]} bytes: multiples of "
-            f"{align}"
+            f"{name} at address {begins[0]:#x} with a slot every {begins[1]} bytes: both are "
+            f"multiples of {align}"
         )
 
 

@@ -62,7 +62,7 @@ class Cache:
     ) -> None:
         self.device = device_of(device)
         if self.device.type == "meta":
-            raise NotImplementedError("device meta: a cache is memory, on the CPU or a CUDA GPU")
+            raise NotImplementedError("device meta: a cache needs memory on the CPU or a CUDA GPU")
         choose_target(self.device, backend, arch, ARCHS)
         on_gpu = self.device.type == "cuda"
         require("canary", canary, bool)
@@ -267,7 +267,7 @@ class Cache:
     def verify(self) -> None:
         """CorruptedBlock unless every guard and every seal is whole; waits for the device."""
         if self.canary is None:
-            raise ValueError("nothing was sealed: Cache(..., canary=True)")
+            raise ValueError("nothing was sealed: pass Cache(..., canary=True)")
         if self._side is not None:
             self._side.synchronize()
         for pool in self.canary.guarded:
@@ -334,4 +334,4 @@ class Cache:
     def _require_open(self, step: Step) -> None:
         require("step", step, Step)
         if self._open is not step:
-            raise StepOpen("this step is not open: each is finished or abandoned once")
+            raise StepOpen("this step is not open: it was finished or abandoned before")

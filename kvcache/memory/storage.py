@@ -105,9 +105,9 @@ class Storage:
         rows, array = self.rows(name, copy), self.layout.find(name)
         if isinstance(array, Ring) and rows.rows != array.window:
             raise ValueError(
-                f"ring {name!r} has {rows.rows} rows for a window of {array.window}: with drafts a "
-                "ring is no page of attention. Use a layout without draft, or read its rows by "
-                "kvcache.gather"
+                f"ring {name!r} has {rows.rows} rows for a window of {array.window}: attention "
+                "cannot read a ring with drafts as a page. Use a layout without draft, or read its "
+                "rows with kvcache.gather"
             )
         require_type("dtype", dtype, torch.dtype)
         require("shape", shape, tuple)
@@ -117,7 +117,7 @@ class Storage:
         if record.scale_bytes or record.data_bytes != size:
             raise ValueError(
                 f"entries of {name!r} are {record.name}, {record.data_bytes} + "
-                f"{record.scale_bytes} bytes; {dtype} {shape} would be {size} + 0"
+                f"{record.scale_bytes} bytes, but {dtype} {shape} needs {size} + 0"
             )
         return rows.data().view(dtype).unflatten(-1, shape)
 
@@ -125,7 +125,7 @@ class Storage:
         """Return the rows of one copy of a tail."""
         tail, offset = self.layout.find(name), self.layout.offset(name, copy)
         if not isinstance(tail, Tail):
-            raise TypeError(f"{name!r} is no tail")
+            raise TypeError(f"{name!r} is not a tail")
         return TailRows(self.pools[Pool.STATES], offset, tail.rows(self.layout.draft), tail)
 
 

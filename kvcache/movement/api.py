@@ -197,7 +197,7 @@ def _place(rows: Rows) -> Place:
     if rows.record.scale_bytes:
         raise NotImplementedError(
             f"record {rows.record.name} has {rows.record.scale_bytes} bytes of scales apart from "
-            "its data, which plain rows have not: append_rows takes records without"
+            "its data: append_rows supports only records without"
         )
     record = rows.record
     return Place(rows.data_offset, rows.rows, record.data_bytes, record.name, rows.scale_offset)

@@ -31,7 +31,7 @@ class Append(TableKernel):
         lane, warps = thread % WARP_THREADS, ctas * config.rows
         mine = cta * config.rows + thread // WARP_THREADS
         for token in cutlass.range(mine, tokens, warps, unroll=1):
-            # Angles wait for a position, the rest for nothing: all loads stand before their use.
+            # Only the angles depend on a position: all loads are issued before their use.
             position = Int64(0)
             if lane >= config.rope_lane and lane < config.last_lanes:
                 position = int64_at(params.positions, token)

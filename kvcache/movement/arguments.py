@@ -115,7 +115,7 @@ class AppendRows:
             rows.check()
         entries = [len(rows.pool) * rows.rows for rows, _ in pairs]
         if len({*entries}) > 1:
-            raise ValueError(f"pools of {entries} entries: one mapping is of as many in each")
+            raise ValueError(f"pools of {entries} entries: one mapping needs equal numbers")
         named = dict(zip(("first", "second"), pairs, strict=False))
         _check_rows(named, "slots", self.slots)
         read = {name: spans_of(x) for name, (_, x) in named.items()}
@@ -190,15 +190,13 @@ class CopySlots:
         segments, device = self.segments, self.pairs.device
         if segments is None:
             if sizes[0] != sizes[1]:
-                raise ValueError(
-                    f"slots of {sizes[0]} and {sizes[1]} bytes: equal, without segments"
-                )
+                raise ValueError(f"slots of {sizes[0]} and {sizes[1]} bytes differ: pass segments")
             return -(-sizes[0] // piece_bytes)
         require_table("segments", segments, torch.int64, (None, 3))
         if segments.device != device or (segments.numel() and not segments.is_contiguous()):
             raise ValueError(
-                f"segments on {segments.device} with strides {segments.stride()}: contiguous, on "
-                f"{device} as pairs"
+                f"segments on {segments.device} with strides {segments.stride()}, expected "
+                f"contiguous on {device} like pairs"
             )
         if segments.device.type == "cpu":
             for segment in segments.tolist():
@@ -225,7 +223,7 @@ class CopySlots:
             _check_copied(name, pool, pairs.device)
         require_table("pairs", pairs, torch.int64, (None, 2))
         if pairs.numel() and not pairs.is_contiguous():
-            raise ValueError(f"pairs has strides {pairs.stride()}: contiguous")
+            raise ValueError(f"pairs has strides {pairs.stride()}: not contiguous")
         for column, (name, pool) in enumerate(self.pools.items()):
             limit = f"the {name} has slots 0 to {len(pool) - 1}"
             check_mapping(f"pairs of the {name}", pairs[:, column], len(pool), limit)
@@ -245,11 +243,11 @@ class CopySlots:
                 require_apart({"source": source}, {"target": target})
                 return
         elif self.segments is not None:
-            return  # of one slot parts may be read and others written
+            return  # a slot may have parts that are read and others that are written
         both = torch.isin(pairs[:, 0], pairs[:, 1]) & (pairs[:, 0] != pairs[:, 1])
         if both.any():
             slot = int(pairs[both][0, 0])
-            raise ValueError(f"pairs read slot {slot} and write it: what is written is not read")
+            raise ValueError(f"pairs read slot {slot} and write it: only one is possible")
 
 
 @dataclass(frozen=True)
@@ -295,7 +293,7 @@ def _check_latent(
     layout = f"[T, {latent.elements}]"
     require_rank(name, x, layout)
     if x.dtype not in dtypes or x.shape[1] != latent.elements:
-        raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}: {dtypes} {layout}")
+        raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}, expected {dtypes} {layout}")
     require_tma(name, x)
 
 
@@ -323,7 +321,7 @@ def _check_tokens(name: str, x: torch.Tensor, tokens: int, rows: DataRows) -> No
             f"{name} has {row_bytes} bytes for a token, record {rows.record} has {rows.row_bytes}"
         )
     if tokens and (not has_whole_rows(x) or is_broadcast(x)):
-        raise ValueError(f"{name} has strides {x.stride()}: a token's elements in one piece")
+        raise ValueError(f"{name} has strides {x.stride()}: elements of a token not contiguous")
 
 
 def _check_copied(name: str, pool: torch.Tensor, device: torch.device) -> None:
@@ -341,7 +339,8 @@ def _check_reached(name: str, pool: torch.Tensor, table: str, device: torch.devi
     """Refuse a pool that is neither on the device of a table nor in pinned memory of the host."""
     pinned = device.type == "cuda" and pool.device.type == "cpu" and pool.is_pinned()
     if pool.device != device and not pinned:
-        raise ValueError(f"{name} is on {pool.device}: on {device} as {table}, or pinned memory")
+        given = f"{name} is on {pool.device}"
+        raise ValueError(f"{given}, expected {device} as for {table}, or pinned memory")
 
 
 def _check_apart(where: str, begins: np.ndarray, ends: np.ndarray) -> None:
@@ -377,7 +376,7 @@ def check_rope(positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, to
     require_table("positions", positions, torch.int64, (tokens,))
     check_angles(cos, sin)
     if tokens and not len(cos):
-        raise ValueError(f"cos has shape {tuple(cos.shape)}: a row for every position")
+        raise ValueError(f"cos has shape {tuple(cos.shape)}, expected a row for every position")
 
 
 def check_angles(cos: torch.Tensor, sin: torch.Tensor) -> None:
@@ -393,8 +392,8 @@ def check_positions(positions: torch.Tensor, angles: int) -> None:
     check_range("positions", positions, (0, angles), f"the tables have 0 to {angles - 1}")
 
 
-# ---- What is written, no other part of the same launch may read or write: memory that overlaps, by
-# addresses, and numbers that occur twice, by what tables on the CPU hold
+# ---- Memory that a launch writes may not be read or written by another part of it. Checked are
+# overlaps of addresses, and numbers that occur twice in tables on the CPU.
 
 
 @dataclass(frozen=True)
@@ -477,7 +476,7 @@ def require_apart(read: dict[str, Spans], written: dict[str, Spans]) -> None:
             if overlap(spans, written[name]):
                 raise ValueError(
                     f"{other} and {name} share memory, from {max(spans.begin, written[name].begin)}"
-                    f" on: what is written may not be read beside"
+                    f" on: an output may not overlap an input"
                 )
 
 
@@ -492,6 +491,6 @@ def require_once(name: str, numbers: torch.Tensor) -> None:
     if len(twice):
         first, second = sorted(order[twice[0] : twice[0] + 2].tolist())
         raise ValueError(
-            f"{name} has {int(ordered[twice[0]])} twice, at {first} and {second}: each is written "
-            "once"
+            f"{name} has {int(ordered[twice[0]])} twice, at {first} and {second}: each may be "
+            "written once"
         )

@@ -30,9 +30,9 @@ WORD_BYTES = 4
 PIECE = 8  # elements of a lane at a time: 16 bytes of bf16
 VECTORS = 4  # that a thread which copies has in flight
 PAGES_VECTORS = 2  # the same of K and of V each, with pages by strides
-SMALLEST_PIECE, LARGEST_PIECE = 1 << 12, 1 << 15  # bytes of a slot that a CTA takes at a time
-# The largest grid; its CTAs take turns. In a smaller one the CTAs that have a row more than the
-# others would be waited for.
+SMALLEST_PIECE, LARGEST_PIECE = 1 << 12, 1 << 15  # bytes of a slot that a CTA copies at a time
+# CTAs of the largest grid. It exceeds the GPU on purpose: in a smaller grid, the others would wait
+# for the CTAs that have one more row.
 CTAS = hw.SMS * 512
 
 

@@ -219,8 +219,8 @@ def pages_config(given: AppendPages | GatherPages) -> PagesConfig:
     vector = vector_of(*steps, *(wider * step for x in pages for step in _steps(x)))
     if quantised and vector < 2 * WORD_BYTES:
         raise ValueError(
-            f"addresses and strides of K, V and pages to e4m3 have {vector} as their common "
-            f"divisor: at least {2 * WORD_BYTES} bytes of tokens"
+            f"addresses and strides of K, V and their e4m3 pages are multiples of {vector}: at "
+            f"least {2 * WORD_BYTES} bytes of tokens"
         )
     row_bytes = k.shape[1] * max(k.shape[-1], v.shape[-1]) * k.itemsize
     lanes = lanes_of(row_bytes, vector, PAGES_VECTORS)
@@ -236,7 +236,7 @@ def _move_pages(given: AppendPages | GatherPages) -> None:
     if isinstance(given, AppendPages):
         scales = (given.k_scale, given.v_scale)
         if given.quantised and target.arch in WITHOUT_E4M3:
-            raise NotImplementedError(f"tokens to e4m3 on {target.arch}: from sm_89 on")
+            raise NotImplementedError(f"tokens to e4m3 on {target.arch}: needs sm_89 or later")
     if not given.tokens or not k.shape[1] * max(k.shape[-1], v.shape[-1]):
         return
     config = pages_config(given)

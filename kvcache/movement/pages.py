@@ -56,7 +56,7 @@ class MovedPages:
             if x.shape[0] < self.tokens or x.shape[1:] != pages.shape[2:]:
                 raise ValueError(
                     f"{name} {tuple(x.shape)} with pages {tuple(pages.shape)} and {self.tokens} "
-                    "slots: as many heads and columns as pages, a row for each slot"
+                    "slots: heads and columns as in pages, and a row for each slot"
                 )
             for one, tensor in ((f"{name}_pages", pages), (name, x)):
                 if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
@@ -69,7 +69,7 @@ class MovedPages:
         if self.k_pages.dtype != self.v_pages.dtype or self.k.dtype != self.v.dtype:
             raise ValueError(
                 f"k {self.k.dtype} and v {self.v.dtype}, pages {self.k_pages.dtype} and "
-                f"{self.v_pages.dtype}: K and V of one dtype"
+                f"{self.v_pages.dtype}: K and V need one dtype"
             )
         if not 0 < self.entries <= MAX_ENTRIES:
             raise ValueError(f"{self.entries} rows of pages: from 1 to {MAX_ENTRIES}")
@@ -99,7 +99,7 @@ class AppendPages(MovedPages):
             self.k_pages.dtype != QUANTISED or self.k.dtype not in SOURCES
         ):
             raise ValueError(
-                f"tokens of {self.k.dtype} to pages of {self.k_pages.dtype}: the same, or one of "
+                f"tokens of {self.k.dtype} to pages of {self.k_pages.dtype}: one dtype, or one of "
                 f"{tuple(SOURCES)} to {QUANTISED}"
             )
         self._check_scales()
@@ -121,7 +121,7 @@ class AppendPages(MovedPages):
                     f"{FLT_MIN:.4g} to {FLT_MAX:.4g}. Pass 1.0 for pages that are not scaled"
                 )
         if len(scales) == 1:
-            raise ValueError(f"{next(iter(scales))} alone: K and V are scaled, or neither is")
+            raise ValueError(f"{next(iter(scales))} alone: give the scales of K and V, or neither")
         if self.quantised and any(x.shape[-1] % 4 for x in (self.k, self.v)):
             raise ValueError(
                 f"{self.k.shape[-1]} and {self.v.shape[-1]} columns: multiples of 4 in e4m3"
@@ -139,4 +139,4 @@ class GatherPages(MovedPages):
         """Raise TypeError or ValueError, naming the value and the limit."""
         self.check_layouts()
         if self.k.dtype != self.k_pages.dtype:
-            raise ValueError(f"k is {self.k.dtype}, its pages are {self.k_pages.dtype}: the same")
+            raise ValueError(f"k is {self.k.dtype}, but its pages are {self.k_pages.dtype}")

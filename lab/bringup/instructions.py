@@ -213,12 +213,14 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    words = "of the GPU, sm_90a for a rehearsal on Hopper; default: sm_100a"
+    words = "architecture of the GPU; sm_90a for a rehearsal on Hopper; default: sm_100a"
     parser.add_argument("--arch", choices=ARCHS, default=ARCHS[0], help=words)
-    parser.add_argument("--emulate", action="store_true", help="no GPU: the emulator alone")
-    words = "programs whose name has one of these words; default: all"
+    parser.add_argument(
+        "--emulate", action="store_true", help="run only the emulator, without a GPU"
+    )
+    words = "programs whose name contains one of these words; default: all"
     parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help=words)
-    groups.add_json(parser, "a row for each program")
+    groups.add_json(parser, "a row per program")
     return perform(parser.parse_args(arguments))
 
 

@@ -96,9 +96,9 @@ def first_of(gpus: Sequence[str], emulate: bool) -> str:
         raise ValueError(f"--gpus {gpus[0]} with --emulate, which needs none")
     for place, each in enumerate(gpus):
         if each in gpus[:place]:
-            raise ValueError(f"--gpus {each}, twice: what measures has one for itself")
+            raise ValueError(f"--gpus {each}, twice: measurements need a GPU of their own")
         if not gpu.state(each):
-            raise ValueError(f"--gpus {each}: nvidia-smi says nothing of it")
+            raise ValueError(f"--gpus {each}: nvidia-smi does not list it")
     return gpus[0] if gpus else ANY
 
 

@@ -55,8 +55,10 @@ def told(made: Table, gpu: Gpu) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m lab.bringup.rates", description=__doc__,
                                      formatter_class=argparse.RawTextHelpFormatter)  # fmt: skip
-    parser.add_argument("rows", type=Path, metavar="ROWS.json", help="of `bench.py units --json`")
-    words = "what they were measured on, such as 'NVIDIA H200'; without it the file says so"
+    parser.add_argument(
+        "rows", type=Path, metavar="ROWS.json", help="results of `bench.py units --json`"
+    )
+    words = "GPU of the measurements, such as 'NVIDIA H200'; default: that of the file"
     parser.add_argument("--gpu", default="", metavar="NAME", help=words)
     parser.add_argument("--json", type=Path, metavar="TABLE.json", help="write the parameters")
     options = parser.parse_args(argv)

@@ -73,7 +73,7 @@ class BringUp:
                     for step, which in bad:
                         self._run([Lane([step], 1, [which])], places, once_more=True)
         except KeyboardInterrupt:
-            _say("interrupted; the same command goes on here\n")
+            _say("interrupted; the same command resumes here\n")
             return INTERRUPTED
         except GpuIsGone as said:
             _say(f"the GPU does not answer: {said}. Reset it or reboot, and give the same "

@@ -182,7 +182,7 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--arch", choices=WITH_TABLE, default=WITH_TABLE[0])
-    parser.add_argument("--check", action="store_true", help="write nothing, show what differs")
+    parser.add_argument("--check", action="store_true", help="write nothing; show differences")
     options = parser.parse_args(arguments)
     made, path = generated(options.arch), path_of(options.arch)
     if not options.check:

@@ -67,14 +67,14 @@ def perform(options: argparse.Namespace) -> int:
     done = [row for row in rows if "refused" not in row]
     if not done:
         return refuse("no row could be modelled")
-    show(*table("modelled beside measured", COLUMNS, rows))
+    show(*table("modelled and measured", COLUMNS, rows))
     subjects.told(options)
     sums = summary(done)
     show(*table("in all", SUMMARY, sums))
     if options.json:
         write_json(options.json, {**document, "summary": sums})
     if options.plot:
-        draw(options.plot, done, "modelled beside measured")
+        draw(options.plot, done, "modelled and measured")
     return 0
 
 

@@ -106,10 +106,10 @@ def _chosen(options: argparse.Namespace) -> list[str]:
     something of one case alone."""
     for name in ("what_if", "launch", "trace"):
         if name in options.given:
-            words = "is for one case: name it, as in --head-dim 64"
+            words = "is for one case: give one, such as --head-dim 64"
             raise ValueError(f"--{name.replace('_', '-')} {words}")
     if not isinstance(options.clusters, int):
-        raise ValueError("--clusters: a count for the table, numbers and all are for one case")
+        raise ValueError("--clusters: the table needs a count; numbers and all are for one case")
     for name in options.row:
         if name not in HEADLINES:
             raise ValueError(f"--row {name}: one of {', '.join(HEADLINES)}")
@@ -231,7 +231,7 @@ def _columns(names: Sequence[str], rows: Sequence[Any], reasons: dict[str, int])
 
     def ratio_of(name: str) -> Column:
         words = "{ratio:.2f} ({low_ratio:.2f} .. {high_ratio:.2f})"
-        return "speed of ours\nover its", lambda row: words.format_map(row["kernels"][name])
+        return "our speed\nover its", lambda row: words.format_map(row["kernels"][name])
 
     columns: list[Column] = [("shape", "{row}"), ("batch, tokens,\nheads", _sizes)]
     for name in names:

@@ -197,7 +197,7 @@ COLUMNS = (
     ("layer\nus", "{us:.1f}"),
     ("range", "{low_us:.1f} .. {high_us:.1f}"),
     ("published\nus", lambda row: f"{row['rival_us']:.1f}" if "rival" in row else "-"),
-    ("speed of ours\nover its", _ratio),
+    ("our speed\nover its", _ratio),
 )
 
 

@@ -103,7 +103,7 @@ def perform(options: argparse.Namespace) -> int:
     except (ValueError, OSError) as refused:
         return refuse(refused)
     sums = summary(rows)
-    show(*table("modelled beside published", COLUMNS, rows))
+    show(*table("modelled and published", COLUMNS, rows))
     show(*table("in all", SUMMARY, sums))
     subjects.told(options)
     if options.json:
@@ -111,7 +111,7 @@ def perform(options: argparse.Namespace) -> int:
                    "parameters": subjects.origin(options)}  # fmt: skip
         write_json(options.json, {"setting": setting, "rows": rows, "summary": sums})
     if options.plot:
-        draw(options.plot, rows, "main loops of GEMMs in one CTA, modelled beside published")
+        draw(options.plot, rows, "main loops of GEMMs in one CTA, modelled and published")
     return 0
 
 

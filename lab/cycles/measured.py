@@ -65,9 +65,9 @@ def measured_in(path: Path) -> Iterator[Measured]:
         gpu = _gpu_of(rows)
         found = [each for row in rows[1:] for each in _measured(row, gpu, rows[0])]
     except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: not what bench.py saves: {error}") from None
+        raise ValueError(f"{path}: not a file that bench.py writes: {error}") from None
     except LookupError as missing:
-        raise ValueError(f"{path}: not what bench.py saves: no {missing}") from None
+        raise ValueError(f"{path}: not a file that bench.py writes: no {missing}") from None
     if not found:
         raise ValueError(f"{path}: no times of kernels that can be modelled")
     yield from found
@@ -82,7 +82,7 @@ def _gpu_of(rows: list[dict[str, Any]]) -> str:
     name = gpu if isinstance(gpu, str) else gpu.get("name", "")
     known = next((word for word in name.split() if word in gpus.GPUS), "")
     if not known:
-        raise ValueError(f"the setting names no GPU that is known: {name!r}")
+        raise ValueError(f"the setting has an unknown GPU: {name!r}")
     return known
 
 

@@ -32,7 +32,7 @@ from ptxemu.watch import watched
 
 Call = Callable[[], object]
 Peer = Callable[[argparse.Namespace], Any]  # a context whose value is the call
-HOW_TO_GET_CUTLASS = "CUTLASS's kernels are not installed: name a checkout of it with --cutlass"
+HOW_TO_GET_CUTLASS = "CUTLASS's kernels are not installed: pass a checkout with --cutlass"
 _OF_CUTLASS = "fmha.py"  # its attention, somewhere below _EXAMPLES
 _EXAMPLES = Path("examples", "python", "CuTeDSL")
 # what neither of them has, by the name of a case's field and its value without it
@@ -43,7 +43,7 @@ _OURS_ALONE = {"sink_tokens": 0, "kv_lens": None, "q_lens": None, "k_lens": None
 def peers_of(subject: str) -> dict[str, Peer]:
     """Return the peers by name; raise ValueError for a subject without any."""
     if subject not in PEERS:
-        raise ValueError(f"--peers: none is known of {subject!r}; of {', '.join(PEERS)}")
+        raise ValueError(f"--peers: there are none for {subject!r}, only for {', '.join(PEERS)}")
     return PEERS[subject]
 
 

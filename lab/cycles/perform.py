@@ -60,7 +60,7 @@ def perform(options: argparse.Namespace) -> int:
         if headline.is_asked(options):
             return headline.perform(options)
         if options.row:
-            return refuse("--row names rows of the table that --peers makes without a case")
+            return refuse("--row selects rows of the table that --peers makes without a case")
     try:
         subjects.check(options)
         edits = {text: edits_of(text) for text in options.what_if}
@@ -70,7 +70,9 @@ def perform(options: argparse.Namespace) -> int:
         if not launches:
             return refuse("nothing was launched")
         if options.launch is not None and options.launch >= len(launches):
-            return refuse(f"--launch {options.launch}: there were {len(launches)}, from 0 on")
+            return refuse(
+                f"--launch {options.launch}: there were {len(launches)} launches, numbered from 0"
+            )
         found = modelled(launches, options)
         rivals = of_peers(options)
         rows = [*(each.row for each in found), *rivals]

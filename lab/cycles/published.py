@@ -107,9 +107,11 @@ def perform(options: argparse.Namespace) -> int:
         found = [each for path in options.files for each in published_in(path)]
         problems = [each for each in found if not options.only or each.group in options.only]
         if len(options.fit) > MOST_FITTED:
-            raise ValueError(f"--fit {len(options.fit)} times; at most {MOST_FITTED}")
+            raise ValueError(f"--fit is given {len(options.fit)} times; at most {MOST_FITTED}")
         if options.fit and options.parameters:
-            raise ValueError("--fit chooses values, --parameters has measured ones: one of them")
+            raise ValueError(
+                "--fit conflicts with --parameters: one fits values, the other has measured ones"
+            )
         grid = [_values(text) for text in options.fit]
         if options.source:
             peers.from_source(options.source)
@@ -120,7 +122,7 @@ def perform(options: argparse.Namespace) -> int:
     done = [row for row in rows if "refused" not in row]
     if not done:
         return refuse("no row could be modelled")
-    show(*table("modelled beside published", COLUMNS, rows))
+    show(*table("modelled and published", COLUMNS, rows))
     sums = summary(done)
     show(*table("in all", SUMMARY, sums))
     document = {"parameters": subjects.origin(options), "rows": rows, "summary": sums}
@@ -131,7 +133,7 @@ def perform(options: argparse.Namespace) -> int:
     if options.json:
         write_json(options.json, document)
     if options.plot:
-        draw(options.plot, done, "FlashAttention-4, modelled beside published")
+        draw(options.plot, done, "FlashAttention-4, modelled and published")
     return 0
 
 

@@ -94,7 +94,7 @@ def of_file(name: str, options: argparse.Namespace) -> Call:
         raise ValueError(f"{path}: no such file")
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     if spec is None or spec.loader is None:
-        raise ValueError(f"{path}: no file of Python")
+        raise ValueError(f"{path}: not a Python file")
     loader, module = spec.loader, importlib.util.module_from_spec(spec)
 
     def call() -> None:

@@ -237,7 +237,7 @@ def summary(rows: list[Row], layout: Layout, console: Console) -> dict[str, Any]
     if any(times):
         cache["gpu_seconds"] = seconds = statistics.median(times)
         console.print(
-            f"compressing, selecting and attending took the GPU {seconds * 1e6:.1f} us a step, "
+            f"compressing, selecting and attending took {seconds * 1e6:.1f} us a step, "
             f"median of {len(times)} steps of {last.tokens} tokens"
         )
     console.print(
@@ -305,7 +305,7 @@ def perform(options: argparse.Namespace) -> int:
     ok = all(row.verdict.ok for row in rows)
     if options.plot:
         plot(rows, options.plot)
-    console.print("every component is within its limit" if ok else "[red]OUT OF ITS LIMIT[/]")
+    console.print("every component is within its limit" if ok else "[red]OUT OF LIMIT[/]")
     plain = (bool, int, str)
     words = {name: value for name, value in vars(options).items() if isinstance(value, plain)}
     steps = [row.document() for row in rows]

@@ -61,28 +61,28 @@ class Option:
 # In the order in which values are drawn. Every name of `fmha.config.TUNABLE` is here.
 OPTIONS = (
     Option(
-        *("tile_m", "query rows of a block, on Hopper", "by head dim", "rows{}", 2),
+        *("tile_m", "query rows per block, on Hopper", "by head dim", "rows{}", 2),
         (64, 128, 192),
         (16, 32, 64, 96),
     ),
     Option(
-        *("tile_n", "keys of a tile", "by window", "tile{}", 3),
+        *("tile_n", "keys per tile", "by window", "tile{}", 3),
         (48, 64, 80, 96, 112, 128, 144, 176),
         (16, 32, 48, 64, 96),
     ),
     Option(
-        *("slices", "by mma.sync warps that share the columns of O", "by head dim", "slices{}", -1),
+        *("slices", "with mma.sync: warps that share columns of O", "by head dim", "slices{}", -1),
         portable=(1, 2, 4),
     ),
     Option(
-        *("ctas", "CTAs that share the keys which they fetch, on Hopper", "by sizes", "ctas{}", 4),
+        *("ctas", "CTAs that share fetched keys, on Hopper", "by sizes", "ctas{}", 4),
         (1, 2),
     ),
     *(
         Option(
             f"{ring}_stages",
-            f"pieces in the {ring.upper()} ring",
-            "as many as are useful and fit",
+            f"stages of the {ring.upper()} ring",
+            "as many as fit and help",
             f"{ring}stages{{}}",
             place,
             (2, 3, 4),
@@ -91,7 +91,7 @@ OPTIONS = (
     ),
     Option(
         "schedule",
-        "one query tile, or two; by mma.sync what warps share of Q K^T",
+        "one query tile, or two; with mma.sync: what warps share of Q K^T",
         *("by sizes", "{}", -3),
         SCHEDULES,
         PORTABLE_SCHEDULES,
@@ -99,20 +99,20 @@ OPTIONS = (
     ),
     Option(
         "polynomial",
-        f"of {EXP2_PAIRS} pairs of exponentials so many by polynomial",
+        f"how many of {EXP2_PAIRS} pairs of exponentials use a polynomial",
         *("by head dim", "poly{}", 5),
         (0, 3, 8, 16),
         (0, 4),
     ),
     Option(
         "rescale_log2",
-        "binary orders by which the reference maximum may lag",
+        "log2 of how far the reference maximum may lag",
         *("15, raw fp16 8", "lag{:g}", 6),
         (0.0, 4.0, 8.0),
         (0.0, 4.0, 8.0),
     ),
     Option(
-        *("instructions", "take the kernel that every GPU runs", "where there is no other"),
+        *("instructions", "use the kernel that every GPU runs", "only if there is no other"),
         *("{}", -2),
         choices=INSTRUCTIONS,
     ),
@@ -143,7 +143,9 @@ def head_dims(text: str) -> tuple[int, int]:
 def page_size(text: str) -> int:
     """Argument type: a page size, 0 for none."""
     if text not in map(str, (0, *PORTABLE_PAGE_SIZES)):
-        raise argparse.ArgumentTypeError(f"{text}: one of {PORTABLE_PAGE_SIZES}, 0 for none")
+        raise argparse.ArgumentTypeError(
+            f"{text}: must be one of {PORTABLE_PAGE_SIZES}, or 0 for none"
+        )
     return int(text)
 
 
@@ -151,7 +153,7 @@ def position(text: str) -> int:
     """Argument type: a position among the keys."""
     value = int(text)
     if abs(value) >= MAX_POSITION:
-        raise argparse.ArgumentTypeError(f"{text}: within +-{MAX_POSITION - 1}")
+        raise argparse.ArgumentTypeError(f"{text}: must be within +-{MAX_POSITION - 1}")
     return value
 
 
@@ -168,22 +170,22 @@ def add_case(parser: argparse.ArgumentParser, sizes: dict[str, int] = PLAIN) -> 
     group = parser.add_argument_group("problem")
     groups.add_sizes(group, **sizes)
     own = " | ".join(f"{d}" if d == dv else f"{d},{dv}" for d, dv in HEAD_DIMS)
-    supported = f"{own}; by mma.sync multiples of {PORTABLE_DIMS.step} to {PORTABLE_DIMS[-1]}"
+    supported = f"{own}; with mma.sync multiples of {PORTABLE_DIMS.step} to {PORTABLE_DIMS[-1]}"
     dims = {"type": head_dims, "metavar": "D[,Dv]", "shown": "64"}
     add(group, "head-dim", f"columns of Q and K, and of V: {supported}", (64, 0), **dims)
     groups.add_dtypes(group, (*IO_DTYPES, FP8), OUT_DTYPES, "q, k and v")
     add(
         group,
         "kv-dtype",
-        "of k and v alone, with q in bf16",
+        "dtype of k and v only, with q in bf16",
         "",
         shown="as --dtype",
         choices=(FP8,),
     )
-    switch(group, "scales", "of what is e4m3, one for each head")
+    switch(group, "scales", "use scales for e4m3 inputs, one per head")
     group = parser.add_argument_group("what a row sees")
     groups.add_visibility(group, causal=False)
-    last = "the last query stands at the last key"
+    last = "such that the last query is at the last key"
     add(group, "q-offset", "position of the first query", type=position, shown=last)
     groups.add_scores(parser.add_argument_group("scores"))
     _add_storage(parser.add_argument_group("where rows and keys are"))
@@ -192,22 +194,22 @@ def add_case(parser: argparse.ArgumentParser, sizes: dict[str, int] = PLAIN) -> 
 
 def _add_storage(group: argparse._ArgumentGroup) -> None:
     of_each = {"type": groups.lengths, "metavar": "N[,N...]", "shown": "all"}
-    add(group, "kv-lens", "keys of every entry that are valid, or of each", (), **of_each)
-    words = "pack the entries of q, of k, or both (qk); lengths then differ"
+    add(group, "kv-lens", "valid keys: one number for all entries, or a list", (), **of_each)
+    words = "pack the entries of q, k, or both (qk); lengths then differ"
     packed = {"dest": "packed", "choices": PACKED, "nargs": "?", "const": "qk"}
     add(group, "varlen", words, "", shown="none", **packed)
     sizes = ", ".join(map(str, PORTABLE_PAGE_SIZES))
-    add(group, "page-size", f"keys in pages of {sizes} rows; 0: no pages", 0, type=page_size)
-    switch(group, "k-is-v", "V is K, the same tensor")
-    switch(group, "raw", "O as the kernel sums it up, divided here")
-    add(group, "rope-dim", "last columns of O that are turned back", 0, type=even)
+    add(group, "page-size", f"rows per page of keys, of {sizes}; 0: no pages", 0, type=page_size)
+    switch(group, "k-is-v", "use one tensor as K and V")
+    switch(group, "raw", "return O as summed up, and divide it here")
+    add(group, "rope-dim", "last columns of O that are rotated back", 0, type=even)
 
 
 def _add_kernel(group: argparse._ArgumentGroup) -> None:
-    words = "all query heads of a KV head in one tile; default: where that makes fewer tiles"
+    words = "pack all query heads of a KV head in one tile; default: if that needs fewer tiles"
     wish = {"action": argparse.BooleanOptionalAction, "dest": "pack_heads"}
     group.add_argument("--pack", help=words, **wish)
-    switch(group, "pdl", "programmatic dependent launch")
+    switch(group, "pdl", "use programmatic dependent launch")
     for option in OPTIONS:
         how: dict[str, Any] = {"choices": option.choices} if option.choices else {}
         if isinstance(option.default, float):
@@ -221,9 +223,9 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     add_case(parser, DEMO)
     group = groups.add_run(parser, groups.ALL_ARCHS)
     many = {"type": shape, "action": "append", "metavar": SHAPE, "shown": "none"}
-    add(group, "shape", "all five sizes at once, instead of their flags; repeatable", [], **many)
+    add(group, "shape", "all five sizes at once instead of separate flags; repeatable", [], **many)
     groups.add_tolerance(group)
-    switch(group, "unjudged", "compare nothing, for profilers: a large reference takes long")
+    switch(group, "unjudged", "skip the comparison, for profilers: a large reference takes long")
     switch(group, "line-info", "compile with source lines, for profilers")
 
 

@@ -38,9 +38,11 @@ class Shape:
         if self.kind not in RATIOS:
             raise ValueError(f"kind {self.kind!r}: one of {', '.join(RATIOS)}")
         if self.heads < 1 or self.o_groups < 1 or self.heads % self.o_groups:
-            raise ValueError(f"{self.heads} heads in {self.o_groups} groups: a divisor, at least 1")
+            raise ValueError(
+                f"{self.heads} heads in {self.o_groups} groups: the groups must divide the heads"
+            )
         if self.experts < 0:
-            raise ValueError(f"{self.experts} experts: at least 0, which is none")
+            raise ValueError(f"{self.experts} experts: at least 0, 0 for none")
         if self.experts and not 1 <= self.choices <= self.experts:
             raise ValueError(f"{self.choices} choices of {self.experts} experts: from 1 to all")
 
@@ -85,19 +87,19 @@ SIZES = {
     "q-heads": "query heads, 512 columns each",
     "index-heads": "heads of the indexer, 128 columns each",
     "select": "entries that a query attends to",
-    "experts": "experts, all of them; 0: none, the layer ends behind attention",
-    "top-k": "experts of a token",
+    "experts": "number of experts; 0: none, the layer ends after attention",
+    "top-k": "experts per token",
     "intermediate": "width of an expert",
 }
 # grammar -> (field of Shape, older spelling)
 FIELDS = {"q-heads": ("heads", ["heads"]), "top-k": ("choices", ["choices"])}
 NUMBERS = {
-    "requests": (1, "that arrive one after another"),
+    "requests": (1, "requests, which arrive one after another"),
     "prefix": (200, "tokens of the first prompt"),
-    "chunk": (96, "tokens of a prompt in a step"),
-    "steps": (8, "of decoding, for each request"),
-    "draft": (0, "tokens of a step, some of which are taken back"),
-    "every": (1, "steps to a line of the table"),
+    "chunk": (96, "tokens of a prompt per step"),
+    "steps": (8, "decoding steps per request"),
+    "draft": (0, "tokens per step that are drafts, some of which are rolled back"),
+    "every": (1, "steps per line of the table"),
 }
 
 
@@ -105,17 +107,23 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     """Flags of `run.py dsv4`."""
     shape = Shape()
     group = parser.add_argument_group("layer")
-    add(group, "kind", "window alone, or beside compressed entries", shape.kind, choices=RATIOS)
+    add(
+        group,
+        "kind",
+        "only a window, or a window and compressed entries",
+        shape.kind,
+        choices=RATIOS,
+    )
     for name, words in SIZES.items():
         field, old = FIELDS.get(name, (name.replace("-", "_"), []))
         kind = count if name == "experts" else positive_count
         add(group, name, words, getattr(shape, field), old=old, dest=field, type=kind)
-    add(group, "record", "of the entries", "fp8", choices=V4_RECORDS)
-    switch(group, "online-hca", "tails of HCA layers hold a running softmax, not 128 rows")
+    add(group, "record", "record format of the entries", "fp8", choices=V4_RECORDS)
+    switch(group, "online-hca", "store a running softmax in the tails of HCA layers, not 128 rows")
     seed, json = "weights and tokens", "every number of every step"
     group = groups.add_run(parser, seed=seed, json=json)
     for name, (value, words) in NUMBERS.items():
         add(group, name, words, value)
-    words = "a wrong model beside it, which has to be noticed (exit code 1)"
+    words = "compare with a model that is wrong on purpose; must exit with code 1"
     add(group, "mutate", words, choices=MUTATIONS)
-    groups.add_plot(group, "errors over steps")
+    groups.add_plot(group, "errors by step")

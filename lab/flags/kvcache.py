@@ -32,7 +32,9 @@ def memory(text: str) -> int:
     """Argument type: bytes, '141GB' (decimal) or '80GiB' (binary)."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", text, re.IGNORECASE)
     if not found or found[2].upper() not in UNITS:
-        raise argparse.ArgumentTypeError(f"{text!r}: a number with a unit, as in 141GB or 80GiB")
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected a number with a unit, such as 141GB or 80GiB"
+        )
     return int(float(found[1]) * UNITS[found[2].upper()])
 
 
@@ -45,7 +47,9 @@ def mix(text: str) -> Mix:
         length, colon, weight = part.partition(":")
         lengths.append(groups.positive_count(length))
         if colon and (not weight.isdigit() or not int(weight)):
-            raise argparse.ArgumentTypeError(f"{part!r}: a weight from 1 on behind the colon")
+            raise argparse.ArgumentTypeError(
+                f"{part!r}: expected a weight from 1 on after the colon"
+            )
         weights.append(int(weight) if colon else 1)
     return Mix(tuple(lengths), tuple(weights))
 
@@ -66,7 +70,9 @@ def reserve(text: str) -> tuple[int, float]:
             return int(text), 0.0
     except ValueError:
         pass
-    raise argparse.ArgumentTypeError(f"{text!r}: a number from 0 on, or a share below 100%")
+    raise argparse.ArgumentTypeError(
+        f"{text!r}: expected a number from 0 on, or a share below 100%"
+    )
 
 
 def layouts(models: Sequence[str], records: Sequence[str], **options: object) -> list[Layout]:
@@ -80,7 +86,7 @@ def layout(model: str, record: str, **options: object) -> Layout:
     if model in CONFIGS:
         return preset(model, record=record, **options)
     if not Path(model).exists():
-        raise ValueError(f"{model!r}: neither a file nor one of {', '.join(CONFIGS)}")
+        raise ValueError(f"{model!r} is neither a file nor one of {', '.join(CONFIGS)}")
     return from_config(model, Options(record, **options))
 
 
@@ -98,20 +104,27 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     group, text = parser.add_argument_group("cache"), {"type": str, "metavar": "NAME|PATH"}
     names = ", ".join((PLAIN, *CONFIGS))
     add(group, "model", f"{names}, or a config.json", PLAIN, **text)
-    add(group, "record", "of its entries, see kvcache.preset", "", type=str, metavar="NAME")
-    add(group, "layers", "at most so many copies of every array", 2)
+    add(
+        group,
+        "record",
+        "record format of the entries, see kvcache.preset",
+        "",
+        type=str,
+        metavar="NAME",
+    )
+    add(group, "layers", "limit for the copies of every array", 2)
     add(group, "kv-heads", f"KV heads of {PLAIN}", 2, old=["heads"])
-    add(group, "group", "query heads of each KV head", 2)
-    words = "columns of a plain head"
+    add(group, "group", "query heads per KV head", 2)
+    words = "columns of a head in a plain model"
     add(group, "head-dim", words, 0, old=["dim"], shown="the model's, else 64")
-    add(group, "window", f"of half of the layers of {PLAIN}, in tokens; 0: none", 0)
-    add(group, "block-tokens", "tokens of a block", 0, shown=f"the model's, 16 of {PLAIN}")
-    add(group, "draft", "tokens of a step that can be taken back", 0)
-    switch(group, "canary", "guards behind every slot, and checksums, looked at after every step")
+    add(group, "window", f"window in tokens for half of the layers of {PLAIN}; 0: none", 0)
+    add(group, "block-tokens", "tokens per block", 0, shown=f"the model's, 16 of {PLAIN}")
+    add(group, "draft", "tokens per step that can be rolled back", 0)
+    switch(group, "canary", "check guard bytes after every slot, and checksums, after every step")
     group = groups.add_run(parser, seed="tokens and numbers")
-    add(group, "steps", "of decoding, after the prompts", 2)
-    add(group, "chunk", "tokens of a prompt in a step", 0, shown="a block and a half")
-    switch(group, "events", "print what the prefix cache told")
+    add(group, "steps", "decoding steps after the prompts", 2)
+    add(group, "chunk", "tokens of a prompt per step", 0, shown="a block and a half")
+    switch(group, "events", "print the events of the prefix cache")
 
 
 def add_plan(parser: argparse.ArgumentParser) -> None:
@@ -125,49 +138,49 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_model(group: argparse._ArgumentGroup) -> None:
-    words = f"repeatable: {', '.join(CONFIGS)}, or a config.json"
+    words = f"{', '.join(CONFIGS)}, or a config.json; repeatable"
     many = {"type": str, "action": "append"}
     add(group, "model", words, shown="deepseek-v4-pro", metavar="NAME|PATH", **many)
     words = (
-        "of the entries, repeatable: V4 fp8 | fp8-index8 | bf16, V4.1 fp4 | fp8 | bf16, "
+        "record format, repeatable: V4 fp8 | fp8-index8 | bf16, V4.1 fp4 | fp8 | bf16, "
         "V3.2 fp8 | bf16, plain keys and values bf16 | fp8"
     )
     add(group, "record", words, [], shown="the first", metavar="NAME", **many)
-    words = "tokens of a block, a multiple of every ratio"
+    words = "tokens per block, a multiple of every ratio"
     add(group, "block-tokens", words, BLOCK_TOKENS, type=groups.count)
-    add(group, "draft", "tokens of a step that may be taken back", 0, type=groups.count)
+    add(group, "draft", "tokens per step that can be rolled back", 0, type=groups.count)
     add(group, "mtp", "draft layers with a cache", 0, type=groups.count)
-    switch(group, "online-hca", "tails of HCA layers hold a running softmax, not 128 rows")
+    switch(group, "online-hca", "store a running softmax in the tails of HCA layers, not 128 rows")
 
 
 def _add_memory(group: argparse._ArgumentGroup) -> None:
     size = {"type": memory, "metavar": "SIZE"}
-    words = "of the GPU, as in 141GB or 80GiB"
+    words = "memory of the GPU, such as 141GB or 80GiB"
     add(group, "memory", words, "141GB", shown="141GB (an H200)", **size)
-    words = "of that what weights, activations and the rest take"
+    words = "part of the memory for weights, activations and everything else"
     add(group, "weights", words, 0, shown="0B", **size)
     words = (
-        "for copies of states, a number of them or a share of what the cache has; models without "
-        "a state need none"
+        "copies of states: a number, or a share of the cache's memory; models without a state "
+        "need none"
     )
     add(group, "checkpoints", words, (0, 0.0), type=reserve, metavar="N|P%", shown="0")
-    words = "so many states, and the rest for blocks"
+    words = "number of states; the rest is for blocks"
     add(group, "states", words, 0, type=groups.count, shown="what fits the most requests")
-    words = "entries that are expanded to BF16 at a time, where the record is quantised"
+    words = "entries that are expanded to BF16 at a time if the record is quantised"
     add(group, "workspace", words, WORKSPACE_ROWS, type=groups.count, metavar="ROWS")
 
 
 def _add_requests(group: argparse._ArgumentGroup) -> None:
     words = (
-        "tokens of a request, or several lengths with weights, as in 8k:3,64k:1; the memory is "
-        "divided for them"
+        "tokens per request, or several lengths with weights, such as 8k:3,64k:1; the memory is "
+        "divided for these"
     )
     add(group, "context", words, "8k", type=mix, metavar="N|N:W,...")
-    words = "never more requests than that; 0: as many as fit"
+    words = "most requests at a time; 0: as many as fit"
     add(group, "batch", words, 0, type=groups.count)
     words = "context lengths of the tables"
     add(group, "lengths", words, LENGTHS, type=token_list, metavar="N,...")
-    words = "tokens of a step, in vLLM's admission"
+    words = "tokens per step in vLLM's admission"
     add(group, "batched-tokens", words, BATCHED_TOKENS, type=groups.count)
 
 
@@ -179,16 +192,16 @@ def operations(text: str) -> int:
 
 def add_soak(parser: argparse.ArgumentParser) -> None:
     """Flags of `soak.py kvcache`."""
-    words = "how many; 50k is 50,000 and 2m two million; default: 1m"
+    words = "number of operations; 50k is 50,000 and 2m two million; default: 1m"
     given = {"type": operations, "default": 1_000_000, "metavar": "N"}
     parser.add_argument("--operations", help=words, **given)
-    parser.add_argument("--seed", type=int, default=0, help="of the first cache; default: 0")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first cache; default: 0")
     words = "cases whose name contains it, repeatable; default: all"
     parser.add_argument("--layout", action="append", metavar="TEXT", help=words)
     counted = {"type": int, "metavar": "N"}
-    words = "compare everything behind so many operations; default: 8"
+    words = "operations between full comparisons; default: 8"
     parser.add_argument("--every", default=8, help=words, **counted)
-    words = "processes; default: 2"
+    words = "number of processes; default: 2"
     parser.add_argument("--jobs", type=groups.number, default=2, metavar="N", help=words)
     groups.add_json(parser, "the figures")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="run a stored failure again")

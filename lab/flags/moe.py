@@ -57,11 +57,11 @@ ROUTINGS = ("balanced", "random", "power-law")
 MODEL_TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384)
 OF_MODELS = ("routing", "format", "parts", "peers", "rounds", "flush")  # flags with --model alone
 SIZES = {
-    "tokens": "tokens of the layer",
+    "tokens": "number of tokens",
     "hidden": "hidden size, the width of a token",
     "intermediate": "intermediate size, the width of an expert",
-    "experts": "experts, all of them on this GPU",
-    "top-k": "experts of a token",
+    "experts": "number of experts, all on this GPU",
+    "top-k": "experts per token",
 }
 
 
@@ -72,7 +72,9 @@ def scale(text: str) -> str | float:
     try:
         value = float(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: a number, {' or '.join(FOUND)}") from error
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected a number, {' or '.join(FOUND)}"
+        ) from error
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not positive and finite")
     return value
@@ -81,27 +83,35 @@ def scale(text: str) -> str | float:
 def add_layer(parser: argparse.ArgumentParser) -> None:
     """All flags of a layer."""
     group = parser.add_argument_group("layer")
-    words = "with the hidden and intermediate size, activation and router of this model"
+    words = "use the hidden and intermediate size, activation and router of this model"
     add(group, "model", words, choices=MODELS)
     for name, words in SIZES.items():
         add(group, name, words, shown=str(PLAIN[name.replace("-", "_")]))
-    add(group, "activation", "of an expert", choices=ACTIVATIONS, shown=PLAIN["activation"])
-    add(group, "scoring", "of the router", choices=SCORINGS, shown=PLAIN["scoring"])
-    add(group, "dtype", "of x and the output", "bf16", choices=DTYPES)
-    words = "the products take: in --format, on Blackwell; bf16 as they are or e4m3, on Hopper"
-    add(group, "activations", f"what {words}", "quantised", choices=ACTIVATION_DTYPES)
-    words = "of both operands of the products, of the weights alone with --activations bf16 or e4m3"
+    add(
+        group,
+        "activation",
+        "activation of the experts",
+        choices=ACTIVATIONS,
+        shown=PLAIN["activation"],
+    )
+    add(group, "scoring", "scoring of the router", choices=SCORINGS, shown=PLAIN["scoring"])
+    add(group, "dtype", "dtype of x and the output", "bf16", choices=DTYPES)
+    words = (
+        "activations of the products: quantised to --format on Blackwell; bf16 or e4m3 on Hopper"
+    )
+    add(group, "activations", words, "quantised", choices=ACTIVATION_DTYPES)
+    words = "format of both operands, or of the weights only with --activations bf16 or e4m3"
     add(group, "format", words, "nvfp4", choices=FORMATS)
-    switch(group, "bias", "both products have one, as those of gpt-oss")
-    words = "rows of gate in w13 before as many of up"
+    switch(group, "bias", "add a bias to both products, as in gpt-oss")
+    words = "rows of gate in w13 that alternate with as many rows of up"
     add(group, "granularity", words, DEFAULT_GRANULARITY, type=int, choices=GRANULARITIES)
     found = {"type": scale, "metavar": "S"}
     words = "global scale of x in nvfp4: a known number, or found from each token or tensor"
     add(group, "x-scale", words, shown="token", **found)
-    words = "the same of what SwiGLU gives; 1 with --activations e4m3"
+    words = "global scale of the result of SwiGLU; 1 with --activations e4m3"
     add(group, "h-scale", words, shown="300", **found)
-    switch(group, "amax", "find the largest |h|, too")
-    add(group, "tile-rows", f"rows of a tile, one of {TILE_ROWS}", shown="by sizes")
+    switch(group, "amax", "also find the largest |h|")
+    add(group, "tile-rows", f"rows per tile, one of {TILE_ROWS}", shown="by sizes")
 
 
 def add_product(parser: argparse.ArgumentParser) -> None:
@@ -109,12 +119,12 @@ def add_product(parser: argparse.ArgumentParser) -> None:
     fused_moe leaves to sizes."""
     add_layer(parser)
     group = parser.add_argument_group("product")
-    add(group, "product", "which of the layer's two", PRODUCTS[0], choices=PRODUCTS)
-    add(group, "arch", "what to compile for", choices=groups.SERVED, shown=groups.SERVED[0])
-    add(group, "tile-n", f"columns of a tile, one of {TILE_N}", shown="by sizes")
+    add(group, "product", "which of the layer's two products", PRODUCTS[0], choices=PRODUCTS)
+    add(group, "arch", "architecture to compile for", choices=groups.SERVED, shown=groups.SERVED[0])
+    add(group, "tile-n", f"columns per tile, one of {TILE_N}", shown="by sizes")
     switch(group, "carry", "quantise 8 columns at a time; needs --granularity 8")
     for name, words in {
-        "teams": "warpgroups that compute", "parts": "times 64 rows of weights of each of them",
+        "teams": "warpgroups that compute", "parts": "times 64 rows of weights for each of them",
         "split": "CTAs that share a tile along K",
     }.items():  # fmt: skip
         add(group, name, f"on Hopper: {words}", shown="by sizes")
@@ -123,7 +133,7 @@ def add_product(parser: argparse.ArgumentParser) -> None:
 def add_dump(parser: argparse.ArgumentParser) -> None:
     """Flags of `dump.py moe`."""
     add_product(parser)
-    switch(parser, "grid", "a table instead: every tile_rows, with several formats and outputs")
+    switch(parser, "grid", "print a table over tile_rows, with several formats and outputs")
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -131,35 +141,39 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     add_layer(parser)
     group = groups.add_run(parser)
     groups.add_tolerance(group)
-    words = f"columns of a tile of packed experts, one of {TILE_N}"
+    words = f"columns per tile of packed experts, one of {TILE_N}"
     add(group, "tile-n", words, type=int, choices=TILE_N, shown="by sizes")
 
 
 def add_models(parser: argparse.ArgumentParser) -> None:
     """Flags of `bench.py moe --model`."""
-    group = parser.add_argument_group("layers of models, on Hopper, beside peers")
+    group = parser.add_argument_group("layers of models, on Hopper, compared with peers")
     some = {"nargs": "+", "metavar": "NAME"}
-    words = f"a layer of these, in place of the steps: {', '.join(MODEL_NAMES)}"
+    words = f"a layer of these instead of the steps: {', '.join(MODEL_NAMES)}"
     add(group, "model", words, (), choices=MODEL_NAMES, shown="none", **some)
     words = f"how tokens choose experts, of {', '.join(ROUTINGS)}"
     add(group, "routing", words, ROUTINGS[1:2], choices=ROUTINGS, shown=ROUTINGS[1], **some)
-    add(group, "format", "of the weights", "mxfp4", choices=("mxfp4", "nvfp4"))
-    words = f"of {', '.join(PARTS)}: the whole layer, and its products"
+    add(group, "format", "format of the weights", "mxfp4", choices=("mxfp4", "nvfp4"))
+    words = f"the whole layer, and its products: {', '.join(PARTS)}"
     add(group, "parts", words, PARTS, choices=PARTS, shown="all", **some)
-    add(group, "peers", f"of {', '.join(PEERS)}", (), choices=PEERS, shown="all", **some)
-    add(group, "rounds", "turns of each", 10, type=groups.positive_count)
+    add(
+        group, "peers", f"peers to time: {', '.join(PEERS)}", (), choices=PEERS, shown="all", **some
+    )
+    add(group, "rounds", "rounds of each peer", 10, type=groups.positive_count)
     wish = {"action": argparse.BooleanOptionalAction, "default": True}
-    words = "overwrite L2 in front of each call; default: yes"
+    words = "overwrite L2 before each call; default: yes"
     group.add_argument("--flush", help=words, **wish)
 
 
 def add_errors(parser: argparse.ArgumentParser) -> None:
     """Flags of `run.py models`."""
     group = parser.add_argument_group("layers of models")
-    words = f"of {', '.join(MODEL_NAMES)}"
+    words = f"models: {', '.join(MODEL_NAMES)}"
     some = {"nargs": "+", "metavar": "NAME", "choices": MODEL_NAMES}
     add(group, "model", words, (), shown="one of each family", **some)
-    switch(group, "markdown", "print the table for a page")
-    words = "print the table of such a file instead, for a page"
+    switch(group, "markdown", "print the table in Markdown")
+    words = "print the table of such a file instead, in Markdown"
     group.add_argument("--show", type=Path, metavar="FILE", help=words)
-    group.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    group.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write the figures to this file"
+    )

@@ -21,7 +21,7 @@ def shape(text: str) -> tuple[int, int]:
     """Argument type: '8192x2048'."""
     found = re.fullmatch(r"(\d+)x(\d+)", text)
     if not found:
-        raise argparse.ArgumentTypeError(f"{text!r}: rows and columns, as in 8192x2048")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected rows and columns, such as 8192x2048")
     return groups.positive_count(found[1]), groups.positive_count(found[2])
 
 
@@ -34,38 +34,42 @@ def _add_problems(
     """Every operation on every matrix. what: becomes of it."""
     group = parser.add_argument_group("problems")
     some = {"type": shape, "nargs": "+", "metavar": "ROWSxCOLS"}
-    words = "of the weights"
+    words = "shapes of the weights"
     add(group, "shapes", words, shapes, shown=" ".join(f"{r}x{c}" for r, c in shapes), **some)
     some = {"type": groups.positive_count, "nargs": "*"}
-    words = "of matrix-vector products, up to 16, and of larger ones"
+    words = "tokens of matrix-vector products (up to 16), and of larger products"
     add(group, "tokens", words, tokens, shown=" ".join(map(groups.spelt, tokens)), **some)
     some = {"choices": LAYOUTS, "nargs": "+", "shown": "both"}
-    add(group, "layouts", "of the weights", LAYOUTS, **some)
+    add(group, "layouts", "layouts of the weights", LAYOUTS, **some)
     some = {"choices": OPERATIONS, "nargs": "+", "shown": "all"}
     add(group, "operations", what, OPERATIONS, **some)
     return group
 
 
 def _add_kind(group: argparse._ArgumentGroup) -> None:
-    add(group, "dtype", "of numbers, x and results", DTYPES[0], choices=DTYPES)
-    groups.switch(group, "bias", "added to products")
+    add(group, "dtype", "dtype of numbers, x and results", DTYPES[0], choices=DTYPES)
+    groups.switch(group, "bias", "add a bias to products")
 
 
 def add_static(parser: argparse.ArgumentParser) -> None:
     """Flags of `explain.py q8_0` and `dump.py q8_0`."""
-    _add_kind(_add_problems(parser, SHAPES[:1], (*FEW, MANY[-1]), "whose kernels"))
-    add(parser, "arch", "what they are for", groups.ARCHS[0], choices=groups.ALL_ARCHS)
+    _add_kind(
+        _add_problems(parser, SHAPES[:1], (*FEW, MANY[-1]), "operations whose kernels are shown")
+    )
+    add(parser, "arch", "architecture of the kernels", groups.ARCHS[0], choices=groups.ALL_ARCHS)
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Flags of `run.py q8_0`."""
-    _add_kind(_add_problems(parser, SMALL_SHAPES, SMALL_TOKENS, "what is run"))
+    _add_kind(_add_problems(parser, SMALL_SHAPES, SMALL_TOKENS, "operations to run"))
     groups.add_run(parser, groups.ALL_ARCHS, seed="inputs")
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
     """Flags of `bench.py q8_0`."""
-    _add_problems(parser, SHAPES, FEW + MANY, "what is timed")
+    _add_problems(parser, SHAPES, FEW + MANY, "operations to time")
     group = parser.add_argument_group("output")
-    groups.add_file(group, "show", "tables of an earlier run's file, nothing is measured")
-    groups.add_file(group, "json", "every figure, a line per row; an array if it ends in .json")
+    groups.add_file(group, "show", "print the tables of an earlier run's file; measure nothing")
+    groups.add_file(
+        group, "json", "write every figure: one line per row, or an array if it ends in .json"
+    )

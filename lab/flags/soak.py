@@ -11,35 +11,35 @@ from lab.tools import groups
 from lab.tools.groups import add, switch
 
 OF_ATTENTION = {
-    "small": "a few tiles of an entry",
-    "long": "up to 4,096 queries and 131,072 keys of an entry",
+    "small": "a few tiles per entry",
+    "long": "up to 4,096 queries and 131,072 keys per entry",
 }
 OF_DECODE = {
-    "small": "a few tiles of an entry",
-    "long": "up to 131,072 keys of an entry",
+    "small": "a few tiles per entry",
+    "long": "up to 131,072 keys per entry",
 }
 OF_EXPERTS = {
-    "small": "a few tiles of an expert",
-    "large": "sizes of models: up to 128 experts and K of 2,880",
+    "small": "a few tiles per expert",
+    "large": "model sizes: up to 128 experts, K up to 2,880",
 }
-OF_ROWS = {"small": "a few rows, short ones"}
+OF_ROWS = {"small": "a few short rows"}
 
 
 def problem(text: str) -> tuple[int, int]:
     """Argument type: 'K.N', problem N of kernel K."""
     kernel, dot, number = text.partition(".")
     if not (dot and kernel.isdigit() and number.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not K.N, a kernel and a problem of it")
+        raise argparse.ArgumentTypeError(f"{text!r} is not K.N, a kernel and one of its problems")
     return int(kernel), int(number)
 
 
 def add_campaign(sizes: Mapping[str, str], parser: argparse.ArgumentParser) -> None:
     """Flags of a campaign. sizes: names of those that are not the usual ones, and what they are."""
     _add_problems(sizes, parser)
-    group = parser.add_argument_group("ways to run each problem again, with equal bits")
-    switch(group, "graphs", "in a CUDA graph, replayed with other contents, too")
-    switch(group, "streams", "beside other problems, each on a stream of its own")
-    switch(group, "compile", "through torch.compile")
+    group = parser.add_argument_group("other ways to run each problem, with equal bits")
+    switch(group, "graphs", "also in a CUDA graph that is replayed with other contents")
+    switch(group, "streams", "also concurrently with other problems, each on its own stream")
+    switch(group, "compile", "also with torch.compile")
     _add_run(parser)
 
 
@@ -52,10 +52,10 @@ def add_rows(parser: argparse.ArgumentParser) -> None:
 
 def _add_problems(sizes: Mapping[str, str], parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("problems")
-    add(group, "seed", "of all that is drawn", 0)
+    add(group, "seed", "seed of everything that is drawn", 0)
     many = {"type": groups.positive_count}
-    add(group, "configs", "kernels that are compiled", shown="60, emulated 4", **many)
-    add(group, "problems", "for all kernels together", shown="3000, emulated 8", **many)
+    add(group, "configs", "kernels to compile", shown="60, emulated 4", **many)
+    add(group, "problems", "problems for all kernels together", shown="3000, emulated 8", **many)
     some = {"type": problem, "nargs": "+", "metavar": "K.N", "shown": "none"}
     add(group, "problem", "only these, as a failure names them", (), **some)
     one = group.add_mutually_exclusive_group()
@@ -67,10 +67,10 @@ def _add_problems(sizes: Mapping[str, str], parser: argparse.ArgumentParser) -> 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("run")
     groups.add_backend(group)
-    words = "processes that compile; 1: none beside this one"
+    words = "processes that compile; 1: only this one"
     add(group, "jobs", words, os.cpu_count() or 1, type=groups.positive_count, shown="as many CPUs")
-    words = "after which it ends, with what it has"
+    words = "stop after this time, with the results so far"
     minutes = {"type": groups.positive, "metavar": "MINUTES", "shown": "none"}
     add(group, "minutes", words, math.inf, **minutes)
-    groups.add_json(group, "what was done")
+    groups.add_json(group, "the results")
     parser.set_defaults(check=False, strict=False, check_json=None)

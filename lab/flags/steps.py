@@ -12,7 +12,7 @@ from lab.tools.groups import add
 
 # family -> (its steps, the rows that its benchmark takes, what a row is)
 FAMILIES = {
-    "merge": (("merge",), (1, 128, 2048, 8192, 32768), "rows of O, positions x heads"),
+    "merge": (("merge",), (1, 128, 2048, 8192, 32768), "rows of O (positions x heads)"),
     "moe": (
         ("quantise", "route", "route_tokens", "permutation", "combine"),
         (1, 64, 4096, 32768),
@@ -29,13 +29,13 @@ ABOUT = {  # what a step does
     "merge": "Merges attention results over disjoint keys.",
     "quantise": "Quantises tokens to nvfp4, mxfp8 and mxfp4.",
     "route": "Routes tokens to experts.",
-    "route_tokens": "Routes tokens by the linear layer of the router and its choice.",
+    "route_tokens": "Routes tokens: the router's linear layer, then the choice of experts.",
     "permutation": "Sorts the choices of all tokens by expert.",
-    "combine": "Adds the weighted rows of each token up.",
+    "combine": "Sums the weighted expert rows of each token.",
     "append": "Writes new entries into the cache.",
-    "gather": "Reads entries out of the cache as bf16.",
+    "gather": "Reads entries of the cache as bf16.",
     "copy": "Copies blocks of the cache, and segments of states.",
-    "checksum": "Sums the words of blocks up.",
+    "checksum": "Computes checksums of cache blocks.",
     "host": "Moves blocks of the cache to the host's memory and back.",
     "compress": "Compresses windows of tokens to entries of a CSA or HCA layer.",
     "query": "Rotates and quantises the queries of the indexer.",
@@ -54,21 +54,21 @@ def add_problems(group: argparse._ArgumentGroup, rows: tuple[int, ...], hidden: 
     shown = " ".join(map(groups.spelt, rows))
     many = {"type": groups.positive_count, "nargs": "+", "shown": shown}
     add(group, "rows", "rows, also as 8k", rows, old=["tokens"], **many)
-    words = "hidden size, of the tokens of a MoE layer"
+    words = "hidden size of a MoE layer"
     add(group, "hidden", words, hidden, type=groups.positive_count)
     some = {"type": str, "nargs": "+", "metavar": "WORD", "shown": "all"}
-    add(group, "names", "problems whose name has one of these words", (), **some)
+    add(group, "names", "problems whose name contains one of these words", (), **some)
 
 
 def _add_steps(group: argparse._ArgumentGroup, steps: tuple[str, ...]) -> None:
     """Add the flag that chooses steps of a family."""
     some = {"choices": steps, "nargs": "+", "metavar": "STEP", "shown": "all"}
-    add(group, "steps", f"of {', '.join(steps)}", steps, **some)
+    add(group, "steps", f"steps: {', '.join(steps)}", steps, **some)
 
 
 def _add_arch(parser: argparse.ArgumentParser, family: str) -> None:
     archs = ARCHS_OF.get(family, groups.SERVED)
-    add(parser, "arch", "what to compile for", choices=archs, shown="the kernel's first")
+    add(parser, "arch", "architecture to compile for", choices=archs, shown="the kernel's first")
 
 
 def add_case(step: str, parser: argparse.ArgumentParser) -> None:

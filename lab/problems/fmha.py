@@ -218,10 +218,10 @@ def query_blocks(arguments: Arguments, plan: AttentionPlan, arch: str) -> Sectio
     at_once = hw.SMS_OF[arch] * layout.residents // layout.ctas
     return "Query blocks", [
         ("a block", f"{plural(layout.block_tiles // layout.halves, 'tile')} of {_rows(plan)}"),
-        ("all blocks", f"{of_head} of each {whose} x {plural(heads, whose)} of all entries"),
+        ("all blocks", f"{of_head} per {whose} x {plural(heads, whose)} of all entries"),
         ("launched", _launched(of_head * heads, layout.ctas, at_once, arch)),
         ("order", _order(heads, heads_of_section(problem_of(arguments), config, arch, at_once))),
-        ("key tiles", f"{layout.tile_n} keys, from the first one that a row of the block sees"),
+        ("key tiles", f"{layout.tile_n} keys, from the first key that a row of the block sees"),
     ]
 
 
@@ -230,7 +230,7 @@ def _rows(plan: AttentionPlan) -> str:
     if plan.config.group == 1:
         return f"{layout.rows * layout.halves} queries"
     tokens, heads = plural(layout.box_tokens, "token"), plural(layout.box_heads, "head")
-    return f"{tokens} x {heads} that share them"
+    return f"{tokens} x {heads} that share keys"
 
 
 def _launched(blocks: int, ctas: int, at_once: int, arch: str) -> str:
@@ -245,9 +245,9 @@ def _launched(blocks: int, ctas: int, at_once: int, arch: str) -> str:
 def _order(heads: int, section: tuple[int, int]) -> str:
     size, near = section
     if near < size or near == 1:
-        return "head after head, whose K and V are then in L2"
+        return "head after head, so that its K and V stay in L2"
     if size < heads:
-        return f"the longest of {size} heads first, then of the next {size}: L2 holds their keys"
+        return f"the longest of {size} heads first, then of the next {size}, whose keys fit in L2"
     return f"the longest of all {size} heads first"
 
 
@@ -276,7 +276,7 @@ def print_loops(static: Static) -> None:
     if static.parked:
         print(f"{static.parked} moves that keep uniform registers in others")
     if static.outside:
-        print(f"{static.outside} exponentials in straight code: ptxas sees one such tile at most")
+        print(f"{static.outside} exponentials in straight code: ptxas finds at most one such tile")
     for address, words in static.others.items():
         print(f"other loop at {address:#x}: {words}")
     if not static.loops:
@@ -298,13 +298,13 @@ def loop_rows(loops: tuple[SoftmaxLoop, ...]) -> list[tuple[str, ...]]:
         ("", *("masked" if loop.masked else "unmasked" for loop in loops)),
         ("instructions", *(f"{loop.total:g}" for loop in loops)),
         *((f"  {kind}", *(f"{counts[kind]:g}" for counts in kinds)) for kind in used),
-        ("correction, beside", *(str(len(loop.correction)) for loop in loops)),
+        ("correction, elsewhere", *(str(len(loop.correction)) for loop in loops)),
         ("loops inside", *(str(len(loop.nested)) for loop in loops)),
         ("S loaded at", *(span(place.load) for place in places)),
         ("statistics stored at", *(span(place.statistics) for place in places)),
         ("P stored at", *(span(place.p) for place in places)),
         ("P ready at", *(span(place.ready) for place in places)),
-        ("row sum behind it", *(f"{place.adds_after} FADD2" for place in places)),
+        ("row sum after it", *(f"{place.adds_after} FADD2" for place in places)),
     ]
 
 

@@ -340,7 +340,7 @@ def sharing(launch: Launch) -> Section:
     invariance = "off: cluster, and so the bits, depend on the batch"
     if arguments.batch_invariant:
         most = arguments.most_seen
-        invariance = f"on: the cluster follows from the {most} keys seen at most alone"
+        invariance = f"on: the cluster depends only on the limit of {most} visible keys"
     rows = [
         ("grid", f"{ctas}: CTAs of a KV head, KV heads x row tiles, entries"),
         ("cluster", cluster(launch)),
@@ -365,7 +365,7 @@ def cluster(launch: Launch) -> str:
     room = sum(tensor.nbytes for tensor in workspace)
     return (
         f"{words}, with {plural(launch.parts - 1, 'cluster')} more; the last to arrive merges "
-        f"what all left in {room:,} bytes of workspace"
+        f"the parts in {room:,} bytes of workspace"
     )
 
 
@@ -376,16 +376,16 @@ def limits(launch: Launch) -> str:
         return "as asked"
     machine, wider = machine_of(arch), 2 * config.cluster
     if machine.widest == 1:
-        return "CTAs share keys through parts alone on this GPU"
+        return "on this GPU only parts split keys over CTAs"
     clusters = arguments.batch * arguments.kv_heads * config.row_tiles
     clusters = 1 if arguments.batch_invariant else clusters
     tiles = -(-arguments.most_seen // TILE)
     apart = choose_config(arguments, Target("emulate", arch)).cluster
     reasons = {
-        f"{machine.widest} CTAs are the most worth taking": wider > machine.widest,
+        f"{machine.widest} CTAs are the most that pay off": wider > machine.widest,
         f"{plural(tiles, 'tile')} of {TILE} keys": wider > tiles,
         f"{clusters} x {wider} CTAs for {machine.sms} SMs": clusters * wider > machine.sms,
-        "clusters that this GPU runs at once": config.cluster < apart,
+        "limit of clusters that this GPU runs at once": config.cluster < apart,
     }
     return "; ".join(words for words, holds in reasons.items() if holds) or "as measured"
 
@@ -396,7 +396,7 @@ def query_rows(config: DecodeConfig) -> str:
     words = f"{config.rows} of a KV head ({heads} x {tokens}) in "
     if config.row_tiles == 1:
         return f"{words}{config.columns} columns"
-    return f"{words}{config.row_tiles} row tiles of {config.columns} columns, beside each other"
+    return f"{words}{config.row_tiles} row tiles of {config.columns} columns, next to each other"
 
 
 def owners(config: DecodeConfig) -> str:
@@ -461,18 +461,21 @@ def residents(cta: Cta, arch: str) -> str:
     registers = hw.REGISTERS_PER_SM // (fewest * cta.threads) // 8 * 8
     by = ", ".join(f"{count} by {what}" for what, count in fit.items())
     most = min(registers, hw.REGISTERS_PER_THREAD)
-    return f"{by}; {fewest} by registers, if a thread takes at most {most}"
+    return f"{by}; {fewest} by registers, if a thread uses at most {most}"
 
 
 def of_hopper(plan: PortablePlan) -> tuple[Section, ...]:
     """Describe a CTA's resources: all of its warps do the same, each for its keys."""
     queries = "shared memory, read again for every step" if plan.queries_in_smem else "registers"
     warps = [
-        ("a step", f"{plan.keys} keys of the tile, a warp alone"),
-        ("ring", f"{plan.slots} slots of {plan.slot_bytes:,} bytes: K and V of a step in turn"),
-        ("after it", f"{4 * plan.partial_words:,} bytes over the ring: what the warp found"),
+        ("a step", f"{plan.keys} keys of the tile, by one warp"),
+        (
+            "ring",
+            f"{plan.slots} slots of {plan.slot_bytes:,} bytes, alternately for K and V of a step",
+        ),
+        ("after it", f"{4 * plan.partial_words:,} bytes over the ring: results of the warp"),
         ("Q", f"in {queries}"),
-        ("products", f"mma.sync m16n8k16: Q K^T of {plan.q_dtype}, V^T P of {plan.p_dtype}"),
+        ("products", f"mma.sync m16n8k16: Q K^T in {plan.q_dtype}, V^T P in {plan.p_dtype}"),
     ]
     return (f"Warps: {plan.warps}, {plan.threads} threads", warps), hopper_smem(plan)
 
@@ -555,7 +558,7 @@ def grid_of(options: argparse.Namespace) -> Grid:
     """The case in every architecture, dtype of keys, head dim and number of columns."""
     case = case_of(options)
     cells = [cell_of(*one) for one in cases_of(case)]
-    return Grid(cells, FIGURES, {"case": f"{case}, but for what a row names"})
+    return Grid(cells, FIGURES, {"case": f"{case}, except what a row names"})
 
 
 FAMILY = Family(

@@ -63,7 +63,7 @@ def walk(arguments: MixedArguments, plan: ProductPlan) -> Section:
     """Describe the tiles and which CTAs compute them."""
     w, config, count = arguments.w, plan.config, arguments.count
     units = math.ceil(w.k / DEPTH)
-    origin = "fetched from where the tokens are" if config.gather else "as they lie"
+    origin = "gathered by token" if config.gather else "in order"
     rows = [
         ("product", f"{w.experts} x [{w.rows}, {w.k}] in {w.fmt} by [{count}, {w.k}] in {w.x}"),
         ("output", output(arguments, config)),
@@ -73,7 +73,7 @@ def walk(arguments: MixedArguments, plan: ProductPlan) -> Section:
         ("tiles", tiles(arguments, config)),
         ("grid", grid(arguments, config)),
         ("K", f"{plural(units, 'unit')} of {DEPTH}, {DEPTH // config.step} MMAs each; "
-              f"{plural(plan.units, 'unit')} a stage"),
+              f"{plural(plan.units, 'unit')} per stage"),
         ("split", split(arguments, config, units)),
         ("ring", f"{plan.stages} stages of {plan.w_bytes + plan.units * plan.x_bytes:,} bytes"),
     ]  # fmt: skip
@@ -93,15 +93,15 @@ def output(arguments: MixedArguments, config: MixedConfig) -> str:
 def tile(arguments: MixedArguments, config: MixedConfig) -> str:
     """Describe the tile's sizes, and why they were chosen."""
     rows, experts = arguments.count, arguments.w.experts
-    words = f"{config.tile_n} rows of the matrix of an expert x {config.tile_rows} of its rows"
-    why = f"{rows / experts:.3g} rows of an expert on average"
+    words = f"{config.tile_n} rows of an expert's matrix x {config.tile_rows} rows of x"
+    why = f"{rows / experts:.3g} rows per expert on average"
     chosen = replace(arguments, tile_rows=None).chosen_rows
     if config.tile_rows not in chosen:
         why += f", which would choose {' and '.join(map(str, chosen))}"
     if config.most:
-        why += f"; experts with more than {config.most} have a launch of their own"
+        why += f"; another launch computes experts with more than {config.most}"
     if config.least:
-        why += f"; experts with {config.least} and more, beside the launch of the others"
+        why += f"; experts with at least {config.least}, concurrently with the other launch"
     return f"{words} ({why})"
 
 
@@ -113,9 +113,9 @@ def teams(arguments: MixedArguments, config: MixedConfig) -> str:
     if (config.teams, config.parts) != chosen:
         return f"{words} (sizes would choose {chosen[0]} of {chosen[1]} x {ROWS})"
     if config.tile_rows >= MANY:
-        return f"{words} (products take the time)"
+        return f"{words} (limited by products)"
     share = f", and {READS_OF[arch][chosen]:.2f} of the speed" * (arch == "sm_90a")
-    return f"{words} (reading takes the time: waves of CTAs{share})"
+    return f"{words} (limited by reading: waves of CTAs{share})"
 
 
 def split(arguments: MixedArguments, config: MixedConfig, units: int) -> str:
@@ -123,9 +123,9 @@ def split(arguments: MixedArguments, config: MixedConfig, units: int) -> str:
     w = arguments.w
     sizes = arguments.count, w.experts, w.rows, config.tile_rows, config.teams * config.parts
     tiles = tiles_of(*sizes)
-    words = f"{plural(config.split, 'CTA')} for a tile"
+    words = f"{plural(config.split, 'CTA')} per tile"
     chosen = choose_split(tiles, config.tile_rows, units, arguments.kernel_arch)
-    why = f"{tiles} tiles by sizes, an SM for each of their CTAs, {LEAST_UNITS} units of K at least"
+    why = f"{tiles} tiles by sizes, one SM per CTA, at least {LEAST_UNITS} units of K"
     return f"{words} ({why}" + f": sizes would choose {chosen}" * (config.split != chosen) + ")"
 
 
@@ -139,7 +139,7 @@ def most_tiles(arguments: MixedArguments, config: MixedConfig) -> tuple[int, int
 
 def tiles(arguments: MixedArguments, config: MixedConfig) -> str:
     of_rows, of_columns = most_tiles(arguments, config)
-    words = f"{of_columns} of the matrix x {of_rows} of rows at most, whatever the counts"
+    words = f"{of_columns} of the matrix x at most {of_rows} of rows, for any counts"
     if config.least or config.most:
         return words
     return f"{words}; at least {math.ceil(arguments.count / config.tile_rows)} of rows"
@@ -150,9 +150,9 @@ def grid(arguments: MixedArguments, config: MixedConfig) -> str:
     split = config.split
     clusters = min(sms // split, every)
     if split == 1:
-        return f"{plural(clusters, 'CTA')} on {sms} SMs, tiles dealt in turns of as many"
+        return f"{plural(clusters, 'CTA')} on {sms} SMs, which take tiles round-robin"
     ctas = plural(clusters * split, "CTA")
-    return f"{ctas} on {sms} SMs, {split} to a tile, tiles dealt in turns of {clusters}"
+    return f"{ctas} on {sms} SMs, {split} per tile, tiles dealt round-robin to {clusters} clusters"
 
 
 def weights(arguments: MixedArguments, plan: ProductPlan) -> Section:
@@ -160,10 +160,10 @@ def weights(arguments: MixedArguments, plan: ProductPlan) -> Section:
     w, form = arguments.w, arguments.config.format
     used, one = min(arguments.count, w.experts), w.nbytes // w.experts
     rows = [
-        ("a unit", f"{ROWS} rows x {DEPTH} of K, {plan.unit_bytes:,} bytes: 16 of each thread, "
-                   f"then factors in {form.scale}, of {form.block} elements each"),
-        ("of an expert", f"{one:,} bytes, {used * one:,} if {used} have rows"),
-        ("of a value", f"{8 * w.data.nbytes / (w.experts * w.rows * w.k):.3g} bits as stored"),
+        ("a unit", f"{ROWS} rows x {DEPTH} of K, {plan.unit_bytes:,} bytes: 16 per thread, "
+                   f"then factors in {form.scale}, one per {form.block} elements"),
+        ("an expert", f"{one:,} bytes, {used * one:,} if {used} have rows"),
+        ("a value", f"{8 * w.data.nbytes / (w.experts * w.rows * w.k):.3g} bits as stored"),
     ]  # fmt: skip
     return "Weights", rows
 
@@ -197,7 +197,7 @@ def subject_of(arch: str, config: MixedConfig) -> Subject:
 
 def print_loop(found: dict[str, Any]) -> None:
     print_kinds(f"Main loop, per warp and {found['unit']}", found["loop"])
-    print(f"{found['turn']} of K a turn")
+    print(f"{found['turn']} of K per iteration")
 
 
 FIGURES = (

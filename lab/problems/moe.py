@@ -53,9 +53,9 @@ ROUTERS = {
     "sigmoid": {"scoring": "sigmoid", "scale": 2.5},
     "sqrtsoftplus": {"scoring": "sqrtsoftplus", "scale": 2.5},
 }
-QUANTISED = "of the format: torch that quantises where the kernels do; limit: 2 % more"
-NUMBERS = "of the format: the definition with these weights; limit: 2^-7 apart from it"
-FP8 = "of the format: torch that rounds to e4m3 where the kernels do; limit: 2^-6 apart from it"
+QUANTISED = "of the format: torch with the kernels' quantisation; limit: 2 % more"
+NUMBERS = "of the format: the definition with these weights; limit: a difference of 2^-7"
+FP8 = "of the format: torch with the kernels' rounding to e4m3; limit: a difference of 2^-6"
 SAID = {"quantised": QUANTISED, "bf16": NUMBERS, "e4m3": FP8}
 FIELDS = tuple(field.name for field in fields(Quantized))
 ERRORS = (
@@ -268,8 +268,8 @@ def blank(
 
 
 NOT_MIXED = {
-    "bf16": "with --activations bf16 nothing is quantised but weights",
-    "e4m3": "with --activations e4m3 each token has a scale, and h one that is known",
+    "bf16": "with --activations bf16 only weights are quantised",
+    "e4m3": "with --activations e4m3 each token has a scale, and h a given one",
 }
 
 

@@ -53,13 +53,16 @@ def walk(arguments: Arguments, plan: GroupedPlan) -> Section:
     x, w = arguments.x, arguments.w
     steps, left = math.ceil(x.k / plan.k_stage), x.k % plan.k_stage or plan.k_stage
     rows = [
-        ("product", f"[{x.rows}, {x.k}] by expert x {arguments.experts} x [{w.rows}, {x.k}]"),
+        (
+            "product",
+            f"[{x.rows}, {x.k}] sorted by expert x {arguments.experts} x [{w.rows}, {x.k}]",
+        ),
         ("output", output(arguments)),
         ("tile", tile(arguments)),
         ("tiles", tiles(arguments)),
         ("grid", grid_words(arguments)),
-        ("walk", "expert by expert, inside it the row tiles of a column tile first"),
-        ("K", f"{plural(steps, 'stage')} of {plan.k_stage}, {LINE} bytes, {plan.k_block} an MMA"),
+        ("walk", "expert by expert; in an expert the row tiles of a column tile first"),
+        ("K", f"{plural(steps, 'stage')} of {plan.k_stage}, {LINE} bytes, {plan.k_block} per MMA"),
         ("last stage", f"{left} elements of K, {plural(math.ceil(left / plan.k_block), 'MMA')}"),
         ("ring", f"{plan.stages} stages"),
         ("weights", weights(arguments)),
@@ -88,7 +91,7 @@ def tile(arguments: Arguments) -> str:
         words += ", swapped: tokens are the N of the MMA"
     words += ", a pair of CTAs" * (config.ctas > 1)
     most, average = arguments.most, arguments.x.rows / arguments.experts
-    why = f"{average:.3g} rows of an expert on average, {most} at most"
+    why = f"{average:.3g} rows per expert on average, at most {most}"
     bits = 8 // arguments.x.format.per_byte
     chosen = choose_tile_rows(arguments.x.rows, arguments.experts, arguments.most, bits)
     if config.tile_rows != chosen:
@@ -101,7 +104,7 @@ def tiles(arguments: Arguments) -> str:
     rows = row_tiles(x.rows, arguments.experts, config.tile_rows, arguments.most)
     columns = math.ceil(arguments.w.rows / config.tile_n)
     return (
-        f"{columns} of columns x {rows} of rows at most, whatever the counts; "
+        f"{columns} of columns x at most {rows} of rows, for any counts; "
         f"at least {math.ceil(x.rows / config.tile_rows)} of rows"
     )
 
@@ -111,14 +114,14 @@ def grid_words(arguments: Arguments) -> str:
     words, turns = plural(ctas, "CTA"), ctas // shared
     if shared > 1:
         words += f" in {plural(turns, 'cluster')} of {shared}"
-    return f"{words} on {hw.SMS} SMs, tiles dealt in turns of {turns}"
+    return f"{words} on {hw.SMS} SMs, tiles dealt round-robin to {turns}"
 
 
 def weights(arguments: Arguments) -> str:
     """Describe the bytes to read if every expert has a row."""
     used = min(arguments.x.rows, arguments.experts)
     one = arguments.w.nbytes // arguments.experts
-    return f"{one:,} bytes of an expert, {used * one:,} if {used} have rows"
+    return f"{one:,} bytes per expert, {used * one:,} if {used} have rows"
 
 
 def scale_factors(arguments: Arguments, plan: GroupedPlan) -> Section:
@@ -127,15 +130,15 @@ def scale_factors(arguments: Arguments, plan: GroupedPlan) -> Section:
     form, x, w = arguments.config.format, arguments.x, arguments.w
     atoms = scale_atoms(form.columns(x.k))
     rows: Rows = [
-        ("one factor", f"{form.scale}, of {form.block} elements of K in {form.element}"),
+        ("one factor", f"{form.scale}, for {form.block} elements of K in {form.element}"),
         ("an atom", f"{SCALE_ROWS} rows x 4 factors, {SCALE_ATOM_BYTES} bytes; "
                     f"row r, factor c: byte 16 (r % 32) + 4 (r / 32) + c"),
         ("x", f"at most {arguments.blocks} blocks of {SCALE_ROWS} rows, {atoms} atoms each; "
-              "every expert begins with a fresh block"),
-        ("w", f"{row_blocks(w.rows)} blocks of an expert, {atoms} atoms each"),
-        ("a stage", f"{plan.atoms} atoms of a block beside each other, "
-                    f"{plan.scales_of_block} factors of a row in an MMA"),
-        ("tensor memory", "by tcgen05.cp, 4 columns an atom, in front of the MMAs that read them"),
+              "every expert begins with a new block"),
+        ("w", f"{row_blocks(w.rows)} blocks per expert, {atoms} atoms each"),
+        ("a stage", f"{plan.atoms} adjacent atoms of a block, "
+                    f"{plan.scales_of_block} factors of a row per MMA"),
+        ("tensor memory", "by tcgen05.cp, 4 columns per atom, before the MMAs that read them"),
     ]  # fmt: skip
     out = arguments.config.out_format
     if out is not None:
@@ -164,7 +167,7 @@ def subject_of(config: GroupedConfig, arch: str = "") -> Subject:
 
 def print_epilogue(found: dict[str, Any]) -> None:
     print_kinds(f"Epilogue, per warp and {found['unit']}", found["epilogue"])
-    print(f"{found['loaded']} columns a turn; beside that {found['around']} for every tile")
+    print(f"{found['loaded']} columns per iteration, and {found['around']} more per tile")
 
 
 FIGURES = (

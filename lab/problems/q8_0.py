@@ -50,11 +50,11 @@ COLUMNS = (
     ("warp-instr.", "{instructions:,}"), ("seconds", "{seconds:.1f}"), ("error", "{error:.1e}"),
     ("", lambda row: row["wrong"] or "ok"),
 )  # fmt: skip
-ERROR = "error: the largest one of a product over its largest result, beside fp64; limit 3.9e-03"
+ERROR = "error: largest error of a product over its largest result, against fp64; limit 3.9e-03"
 ADDING = {
-    "apart": "one by one, none waits for the one before it",
+    "apart": "one by one, each independent of the one before",
     "near": "one by one, few at a time",
-    "pairs": "two by one instruction",
+    "pairs": "two per instruction",
 }
 
 
@@ -162,7 +162,7 @@ def some_of(options: argparse.Namespace) -> list[Problem]:
         blocks_of(problem.cols)
     if not found:
         asked = " ".join(options.operations)
-        raise ValueError(f"no problem of {asked}: up to {MOST_TOKENS} tokens are no product's")
+        raise ValueError(f"no problem of {asked}: a product needs more than {MOST_TOKENS} tokens")
     return found
 
 
@@ -282,13 +282,13 @@ def tiles(problem: Problem, config: ProductConfig) -> Rows:
     registers = hw.REGISTERS_PER_SM // (config.ctas_per_sm * config.threads) // 8 * 8
     most = min(registers, hw.REGISTERS_PER_THREAD)
     return [
-        ("grid", f"{group * rows} x {groups} CTAs: tiles of tokens, {group} beside each other, "
+        ("grid", f"{group * rows} x {groups} CTAs: tiles of tokens, {group} next to each other, "
                  f"by {rows} of rows"),
         ("tile", f"{config.tile_tokens} tokens x {config.tile_rows} rows: {shape} of "
                  f"{config.warp_tokens} x {config.warp_rows}"),
         ("K", f"{plural(stages, 'stage')} of {BLOCKS_OF_STAGE} blocks, {config.stages} in rings"),
-        ("sums", f"by mma.sync m16n8k32 of int8, exact; added in fp32 {ADDING[config.adding]}"),
-        ("CTAs of an SM", f"{config.ctas_per_sm}, if a thread takes at most {most} registers"),
+        ("sums", f"mma.sync m16n8k32 in int8, exact; added in fp32 {ADDING[config.adding]}"),
+        ("CTAs of an SM", f"{config.ctas_per_sm}, if a thread uses at most {most} registers"),
     ]  # fmt: skip
 
 
@@ -298,7 +298,7 @@ def memory(config: ProductConfig) -> Rows:
     ranges = (
         ("tokens", config.x_bytes, config.stages, "quants"),
         ("rows", config.w_bytes, splits, "quants"),
-        ("blocks", config.raw_bytes, config.stages, "of rows, as they come"),
+        ("blocks", config.raw_bytes, config.stages, "of rows, as loaded"),
         ("scales", config.scale_bytes, HALVES, "of both, fp32"),
     )
     found, begin = [], 0
@@ -318,25 +318,25 @@ def warps(problem: Problem, config: MatvecConfig | BatchConfig, arch: str) -> Ro
     ctas, sms = -(-problem.rows // config.cta_rows), hw.SMS_OF[arch]
     columns = BLOCK if isinstance(config, BatchConfig) else PIECE * hw.WARP_THREADS
     reads = config.rows * config.unrolled * columns // BLOCK * BLOCK_BYTES
-    columns_of = f"{config.splits} warps share" if config.splits > 1 else "it has alone"
+    columns_of = f"{config.splits} warps share" if config.splits > 1 else "it reads alone"
     sums = f"{4 * config.warps * config.sums:,} bytes of shared memory"
     return [
         ("grid", f"{plural(ctas, 'CTA')} for {sms} SMs"),
         ("CTA", f"{plural(config.warps, 'warp')}, {plural(config.cta_rows, 'row')}"),
         ("warp", f"{plural(config.rows, 'row')}, whose columns {columns_of}"),
-        ("a turn", f"{config.unrolled} x {columns} columns of each row, {reads:,} bytes at a time"),
+        ("step", f"{config.unrolled} x {columns} columns of each row, {reads:,} bytes at a time"),
         ("tokens", f"{problem.tokens}, computed {config.tokens}"),
         ("products", instruction(config)),
-        ("sums", f"of a warp's rows and tokens in fp32, at the end through {sums}"),
+        ("sums", f"of a warp's rows and tokens in fp32, combined at the end in {sums}"),
     ]  # fmt: skip
 
 
 def instruction(config: MatvecConfig | BatchConfig) -> str:
     """Instruction that multiplies."""
     if isinstance(config, BatchConfig):
-        depth = "k32 of int8" if config.dtype == INTEGERS else f"k16 of {config.dtype}"
+        depth = "k32 in int8" if config.dtype == INTEGERS else f"k16 in {config.dtype}"
         return f"mma.sync m16n8{depth}"
-    return "dp4a" if config.dtype == INTEGERS else "fused multiply-adds of fp32"
+    return "dp4a" if config.dtype == INTEGERS else "fused multiply-adds in fp32"
 
 
 def movers(problem: Problem, config: RepackConfig | DequantiseConfig | QuantiseConfig) -> Rows:
@@ -352,9 +352,7 @@ def movers(problem: Problem, config: RepackConfig | DequantiseConfig | QuantiseC
         ("CTA", f"{tile:,} columns, of {plural(lines, 'row')} of {columns:,}"),
     ]
     if isinstance(config, RepackConfig):
-        rows.append(
-            ("memory", f"{config.tile_bytes:,} bytes of shared memory: blocks on their way")
-        )
+        rows.append(("memory", f"{config.tile_bytes:,} bytes of shared memory: blocks in transit"))
     return rows
 
 

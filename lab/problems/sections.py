@@ -123,7 +123,7 @@ def _freed(plan: EdgePlan, edge: Edge) -> str:
     if edge.release:
         by = f", of {edge.released_by}" if edge.released_by else ""
         return _arrivals(plan.empty(edge.name).arrivals, edge.release) + by
-    return "never, filled once" if edge.freed_by == "exit" else f"edge {edge.freed_by} answers"
+    return "never, filled once" if edge.freed_by == "exit" else f"by edge {edge.freed_by}"
 
 
 def _arrivals(count: int, signal: Signal) -> str:

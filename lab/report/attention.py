@@ -34,8 +34,8 @@ def draw_b200(path: Path, document: Document, source: str = "") -> None:
         "height": 1.7 + LINE * lines,
         "title": f"Attention forward on a {gpu}: MODELLED, not measured",
         "caption": f"bf16, date {document.date}. Dot: nominal parameters; bar: range over {sets} "
-        "other sets of parameters. Below them in black what others\npublished: filled on a B200, "
-        "white inside on a GB200 or on a GPU that is not stated. Right is better",
+        "other sets of parameters. Black, below: published by\nothers: filled on a B200, "
+        "hollow on a GB200 or on a GPU that is not named. Right is better",
         "keys": 2,
     }
     with style.picture(path, source=source, **how) as (figure, ((axis,),)):
@@ -71,7 +71,7 @@ def _group(axis: Axes, at: float, row: Row) -> float:
         axis.plot([found["tflops"]], [at], **here.marks(5.5))
         doubted = (name, row["row"]) in DOUBTED
         if here.ours or doubted:
-            words = "sample must be wrong" if doubted else f"{found['tflops']:.0f}"
+            words = "sample implausible" if doubted else f"{found['tflops']:.0f}"
             place = {"textcoords": "offset points", "xytext": (6, 0), "va": "center"}
             axis.annotate(words, (ends[1], at), fontsize=style.SMALL, weight="bold", **place)
         at += 1
@@ -154,7 +154,7 @@ def _roof(axes: Any, roof: float) -> list[Any]:
         return []
     for axis in axes.flat:
         line = axis.axhline(roof, color=style.BLACK, linewidth=1.2, zorder=2)
-    line.set_label(f"large product of torch, {roof:.0f}")
+    line.set_label(f"large product by torch, {roof:.0f}")
     return [line]
 
 
@@ -165,8 +165,8 @@ def _caption(document: Document, rows: Sequence[Row]) -> str:
     tokens = ", ".join(dict.fromkeys(str(r["batch"] * r["sq"]) for r in rows))
     return (
         f"Measured on one {document.gpu}, {document.date}: {dtypes}, {heads or 'no'} heads, "
-        f"{tokens or 'no'} tokens in all.\nAll took turns in one run, nothing in L2; causal "
-        "counted at half. The figures are those of ours"
+        f"{tokens or 'no'} tokens in all.\nAll alternated in one run, nothing in L2; causal "
+        "FLOP count half. Numbers are those of ours"
     )
 
 
@@ -216,8 +216,8 @@ def draw_bars(path: Path, document: Document, source: str = "") -> None:
     how = {
         "height": 1.3 + sum(max(BAR * len(found) + GAP, 2.3 * BAR) for found in problems.values()),
         "title": "Attention forward, shapes of models: TFLOP/s (longer is better)",
-        "caption": f"Measured on one {document.gpu}, {document.date}: {dtypes}.\nAll took turns in "
-        "one run, nothing in L2; entries x tokens, query / KV heads of their dimension",
+        "caption": f"Measured on one {document.gpu}, {document.date}: {dtypes}.\nAll alternated in "
+        "one run, nothing in L2; labels: entries x tokens, query / KV heads of dimension",
         "keys": 1,
     }
     with style.picture(path, source=source, **how) as (figure, ((axis,),)):
@@ -280,9 +280,9 @@ def draw_gpt_oss(path: Path, document: Document, source: str = "") -> None:
     lines = -(-len(panels) // COLUMNS) or 1
     how = {
         "height": 1.25 + 1.72 * lines,
-        "title": "gpt-oss: parts of a step beside their floors (shorter is better)",
+        "title": "gpt-oss: parts of a step and their floors (shorter is better)",
         "caption": f"Measured on {document.gpu}, {document.date}: bf16, experts mxfp4, "
-        "64 query and 8 KV heads of 64.\nFloor, calculated: bytes and products at the speed of a "
+        "64 query and 8 KV heads of 64.\nFloor (calculated): bytes and products at the speed of a "
         "large read and a large product of that GPU. Each panel has its own scale",
         "keys": 1,
     }
@@ -320,8 +320,8 @@ def _keys_of_models() -> list:
 
     floor = {"color": style.BLACK, "marker": "|", "markersize": 10, "markeredgewidth": 2.2}
     return [
-        Patch(facecolor=style.SKY, edgecolor=style.BLUE, label="kernels of the part, ms a step"),
-        Line2D([], [], linestyle="", label="floor, and how many times it that is", **floor),
+        Patch(facecolor=style.SKY, edgecolor=style.BLUE, label="kernels of the part, ms per step"),
+        Line2D([], [], linestyle="", label="floor, and the ratio to it", **floor),
     ]
 
 

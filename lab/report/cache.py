@@ -28,8 +28,8 @@ FACES = {
 RESERVED = {"blocks": "null", "states": "zeros"}  # what slot 0 of a pool is instead
 # What a copy between two pools is for.
 COPIES = {
-    ("states", "checkpoints"): "what state {} holds at a block's end is kept as checkpoint {}",
-    ("checkpoints", "states"): "what checkpoint {} holds begins state {}",
+    ("states", "checkpoints"): "state {} at a block's end is kept as checkpoint {}",
+    ("checkpoints", "states"): "checkpoint {} is the beginning of state {}",
 }
 POOL, LANE = 0.9, 0.95  # heights of rows, in tokens of the vertical axis
 BLOCK = 2.2  # width of a block in a lane
@@ -135,7 +135,7 @@ def draw(path: Path, story: Story, source: str = "") -> None:
         "height": 4.8,
         "title": "kvcache: two requests that share a prefix",
         "caption": f"A run of kvcache.Cache on a CPU, layout of {story.model} (fp8 entries), one "
-        f"block table for all layers, {story.block_tokens} tokens in a block.\nNumbers are slots. "
+        f"block table for all layers, {story.block_tokens} tokens per block.\nNumbers are slots. "
         "The second request reads the first two blocks of the first one in place",
         "keys": 1,
     }
@@ -223,4 +223,4 @@ def _arrows(axis: Axes, story: Story, places: dict[tuple[str, int], tuple[float,
         _label(axis, (x + x2) / 2, (y + y2) / 2, str(number), fontsize=style.SMALL, weight="bold")
         words = COPIES.get((pool, to), f"{pool} {{}} to {to} {{}}").format(slot, target)
         axis.text(6.3, -3.1 - 0.55 * number, f"{number}  {words}", fontsize=style.TEXT, va="center")
-    axis.text(6.3, -3.0, "Copies, in their order", fontsize=style.TEXT, weight="bold", va="center")
+    axis.text(6.3, -3.0, "Copies, in order", fontsize=style.TEXT, weight="bold", va="center")

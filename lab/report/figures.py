@@ -137,11 +137,11 @@ def _attention(document: Document) -> list[Table]:
     columns: tuple[Column, ...] = (
         ("shape", "{row}"), ("kernel", "{kernel}"), ("us, modelled", "{us:.4g}"),
         ("range", "{low_us:.4g} .. {high_us:.4g}"), ("TFLOP/s", "{tflops:.0f}"),
-        ("speed of ours over its", "{ratio:.2f} ({low_ratio:.2f} .. {high_ratio:.2f})"),
+        ("our speed over its", "{ratio:.2f} ({low_ratio:.2f} .. {high_ratio:.2f})"),
     )  # fmt: skip
     return [
         table("modelled, not measured", columns, lines),
-        plain("published by others, beside the model", points),
+        plain("published by others, for comparison", points),
     ]
 
 

@@ -24,8 +24,8 @@ def draw(path: Path, document: Document, source: str = "") -> None:
     names = list(dict.fromkeys(row["peer"] for row in rows))
     how = {
         "height": 1.1 + 2.45 * max(1, len(subjects)),
-        "title": "A layer of experts: roofline, and how much of it is reached",
-        "caption": _caption(document, subjects, "; e4m3 may pass it" * ("moe-e4m3" in names)),
+        "title": "A layer of experts: roofline, and the share that is reached",
+        "caption": _caption(document, subjects, "; e4m3 may exceed it" * ("moe-e4m3" in names)),
         "keys": 1,
     }
     shape = max(1, len(subjects)), 2
@@ -49,8 +49,8 @@ def _caption(document: Document, subjects: Sequence[tuple[str, ...]], more: str)
     roof = f"{head.get('read_tbs', 0):.2f} TB/s, {head.get('tensor_tflops', 0):.0f} TFLOP/s in bf16"
     return (
         f"Measured on one {document.gpu}, {document.date}: activations bf16, weights {formats}, "
-        f"CUDA graphs, nothing in L2.\nThe roof (black) was measured, too: {roof}{more}. Figures: "
-        "tokens, and shares of ours"
+        f"CUDA graphs, nothing in L2.\nThe roof (black) was also measured: {roof}{more}. Numbers: "
+        "tokens, and our shares"
     )
 
 
@@ -115,7 +115,7 @@ def draw_modelled(path: Path, document: Document, source: str = "") -> None:
         "title": f"A layer of experts on a {document.data['gpu']}: MODELLED, not measured",
         "caption": f"Date {document.date}. Dot: nominal parameters; bar: range over two or three "
         "other sets within their bounds. The line at 1 is the fastest\nthat is published "
-        "(published_moe_rivals.csv: B200, CUDA graphs, L2 not flushed, clocks not stated)",
+        "(published_moe_rivals.csv: B200, CUDA graphs, L2 not flushed, clocks not named)",
     }
     shape = 1, max(1, len(models))
     with style.picture(path, *shape, source=source, sharey=True, **how) as (_, axes):

@@ -23,6 +23,7 @@ TITLES = {
     "append": "Append to the cache",
     "compress": "Compressor of sparse attention",
 }
+RECORDED = (("compress", "^fmha_sparse_compressor_"),)  # its name in results/ncu_h200.csv
 # ncu's "Speed of Light", from the pipes outwards; each over all cycles of the launch.
 PEAK = ".avg.pct_of_peak_sustained_elapsed"
 UNITS = {
@@ -45,8 +46,8 @@ def draw(path: Path, document: Document, source: str = "") -> None:
         "height": 1.25 + 1.62 * len(launches),
         "title": "Nsight Compute: which unit is busy, and why warps wait",
         "caption": f"Measured by ncu on one {document.gpu}, {document.date}; one launch each. "
-        f"{document.notes}.\nThroughputs are over all cycles of the launch, also those in which an "
-        "SM has no CTA; that of SM is of its busiest pipe",
+        f"{document.notes}.\nThroughputs are over all cycles of the launch, even those in which an "
+        "SM has no CTA; SM is its busiest pipe",
         "keys": 1,
         "sharex": "col",
     }
@@ -94,7 +95,8 @@ def stalls(launch: Mapping[str, str]) -> list[tuple[str, float]]:
 def title(launch: Mapping[str, str]) -> tuple[str, str]:
     """Two lines: what the kernel is and its name; its launch."""
     name = re.sub(r"_cutlass_\d+$", "", launch[NAME])
-    known = (key for key, pattern in KERNELS.items() if re.search(pattern, name))
+    patterns = (*KERNELS.items(), *RECORDED)
+    known = (key for key, pattern in patterns if re.search(pattern, name))
     words = TITLES.get(next(known, ""), "")
     grid, block = (_product(launch[key]) for key in ("Grid Size", "Block Size"))
     us, kb = float(launch["gpu__time_duration.sum"]) / 1e3, _kb(launch)
@@ -140,5 +142,5 @@ def _keys() -> list:
     return [
         Patch(label=f"busiest units, within {NEAR:.0f} points", **BUSIEST),
         Patch(label="other units", **OTHER),
-        Patch(label="largest reasons why a warp does not issue, mean of warps", **WAIT),
+        Patch(label="largest reasons why warps do not issue, mean over warps", **WAIT),
     ]

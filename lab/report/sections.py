@@ -76,8 +76,8 @@ SECTIONS = (
     Section(
         "decode",
         "Decode: time over the floor",
-        "A token more for every request of a batch. The floor is the time that reading the keys "
-        "and values takes; a kernel cannot be much faster where nothing lies in L2.",
+        "One more token for every request of a batch. The floor is the time to read the keys and "
+        "values; a kernel cannot be much faster if nothing is in L2.",
         ("gqa_h100.json", "published_decode_rivals.csv"),
         _decode,
         "decode_h100.png",
@@ -85,8 +85,8 @@ SECTIONS = (
     Section(
         "prefill",
         "Attention over many tokens",
-        "Prompts of 1k to 16k tokens beside other kernels. The line is a large product of matrices "
-        "by torch on an H200 (moe_layers_h200.json).",
+        "Prompts of 1k to 16k tokens, compared with other kernels. The line is a large matrix "
+        "product by torch on an H200 (moe_layers_h200.json).",
         ("fmha_h200.json", "moe_layers_h200.json"),
         _prefill,
         "fmha_h200.png",
@@ -94,22 +94,22 @@ SECTIONS = (
     Section(
         "prefill-models",
         "Attention, shapes of models",
-        "Windows and sinks of gpt-oss, grouped heads, heads of 192 and 512, and e4m3. Of the same "
-        "run as the section above.",
+        "Windows and sinks of gpt-oss, grouped heads, heads of 192 and 512, and e4m3. From the "
+        "same run as the section above.",
         ("fmha_h200.json",),
         _of(attention.draw_models),
         "fmha_models_h200.png",
     ),
     Section(
         "prefill-flashinfer",
-        "The same on another H200, with FlashInfer",
-        "Cards differ: five rounds on another one, FlashInfer among the peers.",
+        "Attention over many tokens on another H200, with FlashInfer",
+        "Cards differ: five rounds on another card, with FlashInfer as a further peer.",
         ("fmha_h200_flashinfer.json", "moe_layers_h200.json"),
         _prefill,
     ),
     Section(
         "prefill-portable",
-        "Attention by mma.sync",
+        "Attention with mma.sync",
         "The kernel for GPUs without wgmma and tcgen05, forced on an H200.",
         ("fmha_mma_sync_h200.json", "fmha_mma_sync_keys_h200.json"),
         _of(attention.draw_prefill),
@@ -118,8 +118,8 @@ SECTIONS = (
     Section(
         "attention-b200",
         "Attention on a B200, modelled",
-        "Nobody here has one. Machine code is replayed by the cycle; docs/cycle_model.md says how "
-        "far to trust that. Published figures are of other people, clocks mostly not stated.",
+        "We have no B200. Machine code is replayed cycle by cycle; docs/cycle_model.md tells how "
+        "accurate that is. Published figures are from others, mostly without clocks.",
         (
             "model_b200_attention.json",
             "published_attention_rivals.csv",
@@ -142,15 +142,15 @@ SECTIONS = (
     Section(
         "moe-deepseek",
         "Layers of experts: DeepSeek-V3",
-        "The same in NVFP4.",
+        "Routing, products and the combination of one layer, bf16 by NVFP4.",
         ("moe_layers_h200_deepseek.json",),
         _of(moe.draw),
     ),
     Section(
         "moe-b200",
         "Layers of experts on a B200, modelled",
-        "Beside the fastest that is published; small layers find their weights in L2 there, ours "
-        "read them from memory.",
+        "Compared with the fastest published times. Those of small layers have the weights in L2; "
+        "ours read them from memory.",
         ("model_b200_layers.json", "published_moe_rivals.csv", "moe_tiles_b200.json"),
         _of(moe.draw_modelled),
         "moe_speed.png",
@@ -159,7 +159,7 @@ SECTIONS = (
     Section(
         "gpt-oss",
         "gpt-oss, a whole model",
-        "Where the time of a step goes, beside what memory and tensor cores would take at least.",
+        "Where the time of a step goes, compared with the floor of memory and tensor cores.",
         ("gpt_oss_h200.json",),
         _of(attention.draw_gpt_oss),
         "gpt_oss_h200.png",
@@ -167,7 +167,7 @@ SECTIONS = (
     Section(
         "cache",
         "The paged cache",
-        "Blocks, states and checkpoints, as a run on a CPU left them.",
+        "Blocks, states and checkpoints after a run on a CPU.",
         (),
         _cache,
         "cache.png",
@@ -175,7 +175,7 @@ SECTIONS = (
     ),
     Section(
         "cache-steps",
-        "What the cache moves",
+        "Data movement of the cache",
         "Appending, gathering, copying and checksums.",
         ("kvcache_h100.json", "kvcache_host.json", "kvcache_tier_h100.json"),
         _of(steps.draw_steps),
@@ -191,14 +191,14 @@ SECTIONS = (
     Section(
         "dsv4",
         "Sparse attention of DeepSeek-V4",
-        "Compressors, queries, scores and the choice of the best; a whole layer as a table.",
+        "Compressors, queries, scores and top-k; a whole layer as a table.",
         ("dsv4_h100.json", "dsv4_layer_h200.json"),
         _of(steps.draw_steps),
     ),
     Section(
         "merge",
         "Merging parts of attention",
-        "Beside a copy of as many bytes.",
+        "Compared with a copy of as many bytes.",
         ("merge_h100.json", "merge_stacked_h100.json"),
     ),
     Section(
@@ -209,26 +209,26 @@ SECTIONS = (
     ),
     Section(
         "tuner",
-        "The tuner beside exhaustive search",
-        "What a choice of tiles costs: 110 shapes at random, each of 3 to 113 candidates.",
+        "The tuner compared with exhaustive search",
+        "Cost of a choice of tiles: 110 random shapes, each with 3 to 113 candidates.",
         ("tuner_h200.json",),
         _of(steps.draw_tuner),
         "tuner_h200.png",
     ),
     Section(
         "ncu",
-        "What Nsight Compute says",
-        "One launch of five kernels, with the problems of scripts/nsight.py; docs/profiling.md "
-        "reads them.",
+        "Results of Nsight Compute",
+        "One launch of each of five kernels, with the problems of scripts/nsight.py; "
+        "docs/profiling.md explains them.",
         ("ncu_h200.csv",),
         _of(ncu.draw),
         "ncu.png",
     ),
     Section(
         "cycle-model",
-        "The cycle model beside measurements",
-        "Attention on Hopper, modelled without fitting to these rows, and the times that the other "
-        "kernels are compared with (docs/cycle_model.md has their errors).",
+        "The cycle model compared with measurements",
+        "Attention on Hopper, modelled without a fit to these rows, and the measured times of the "
+        "other kernels (docs/cycle_model.md has their errors).",
         (
             "model_h200/fmha.json",
             *(f"{OWN}{name}.json" for name in (
@@ -247,14 +247,14 @@ SECTIONS = (
     ),
     Section(
         "conformance",
-        "The emulator beside silicon",
-        "The same programs on the same inputs, form by form.",
+        "The emulator compared with silicon",
+        "The same programs with the same inputs, form by form.",
         ("conformance_h100.json",),
     ),
     Section(
         "emulator",
         "Speed of the emulator, and first calls",
-        "Warp-instructions per second of one core; what the host pays.",
+        "Warp instructions per second of one core; host time of calls.",
         (
             "emulator_speed.json",
             "first_call_cpu.json",
@@ -264,15 +264,15 @@ SECTIONS = (
     ),
     Section(
         "static",
-        "What ptxas made of the kernels, and errors of layers",
+        "Output of ptxas for the kernels, and errors of layers",
         "Registers, spills and instructions; nothing here is a time on a GPU.",
         ("gqa_static.json", "moe_static.json", "moe_models.json"),
     ),
     Section(
         "bringup",
         "What ran where",
-        "Steps of a bring-up (docs/bringup.md): instructions, kernels, random problems, rates. On "
-        "H200s, and in the emulator, which says nothing of a GPU.",
+        "Steps of a bring-up (docs/bringup.md): instructions, kernels, random problems, rates, on "
+        "H200s and in the emulator, which is no evidence for a GPU.",
         (
             "bringup-NVIDIA_H200-2026-11-28.json",
             "bringup-sm_100a_emulator-2026-11-28.json",
@@ -282,14 +282,14 @@ SECTIONS = (
     ),
     Section(
         "tests",
-        "The tests",
-        "What they cover.",
+        "Coverage of the tests",
+        "Numbers of tests by package and tier, and the pairs of options that they cover.",
         ("test_coverage.json",),
     ),
     Section(
         "map",
         "The map of the repository",
-        "Who imports whom; docs/architecture.md explains it.",
+        "Imports of packages; docs/architecture.md explains it.",
         (),
         _map,
         "house.png",

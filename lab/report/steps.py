@@ -29,7 +29,7 @@ def draw_beside(path: Path, document: Document, source: str = "") -> None:
         "title": "Attention on Hopper: MODELLED over measured cycles",
         "caption": f"Measured by ncu on one {document.gpu}, {document.date}, bf16, 16k tokens in "
         "all, heads x head_dim = 2,048; modelled by cycles.py.\nDot: nominal parameters; bar: "
-        "range over other sets. 1: the model is right; left of it it is too fast",
+        "range over other sets. 1: the model is right; below 1 it is too fast",
     }
     with style.picture(path, source=source, **how) as (_, ((axis,),)):
         axis.axvspan(1 - BAND, 1 + BAND, color=style.PALE, alpha=0.5, linewidth=0)
@@ -68,10 +68,10 @@ def draw_steps(path: Path, document: Document, source: str = "") -> None:
     most = max(map(len, names.values()), default=0)
     how = {
         "height": 0.85 + lines * (1.9 + KEY * most),
-        "title": "Steps that move memory: share of the speed of a copy (higher is better)",
-        "caption": f"Measured on one {document.gpu}, {document.date}: dtypes and heads as the "
-        "names say, else bf16.\n1.0: a copy of as many bytes takes as long. With few rows it is "
-        "the launch that is measured",
+        "title": "Steps that move memory: speed relative to a copy (higher is better)",
+        "caption": f"Measured on one {document.gpu}, {document.date}: dtypes and heads as "
+        "named, else bf16.\n1.0: as fast as a copy of as many bytes. With few rows the time is "
+        "that of a launch",
     }
     with style.picture(path, lines, COLUMNS, source=source, **how) as (_, axes):
         for axis in axes.flat[len(steps) :]:
@@ -118,9 +118,9 @@ def draw_tuner(path: Path, document: Document, source: str = "") -> None:
     lines = lines_of(document)
     how = {
         "height": 1.35 + 0.42 * len(lines),
-        "title": "Time over that of the fastest candidate, shapes drawn at random",
+        "title": "Time relative to the fastest candidate, for random shapes",
         "caption": f"Measured on {document.gpu}, {document.date}: cold L2, CUDA graphs; every "
-        "candidate was sampled to the end",
+        "candidate sampled to the end",
         "keys": 1,
     }
     with style.picture(path, source=source, **how) as (figure, axes):
@@ -139,7 +139,7 @@ def draw_tuner(path: Path, document: Document, source: str = "") -> None:
         axis.set_ylim(len(lines) - 0.5, -0.5)
         axis.grid(axis="x")
         axis.set_xlabel("1 is the fastest; dotted: 3 % slower")
-        words = {"what the rules choose": RULES, "what the tuner keeps": RACE}
+        words = {"choice of the rules": RULES, "choice of the tuner": RACE}
         style.legend(figure, [
             Line2D([], [], label=name, linestyle="", **look.marks(5))
             for name, look in words.items()
@@ -190,7 +190,7 @@ def draw_bringup(path: Path, document: Mapping[str, Any], source: str = "") -> N
     how = {
         "height": 1.35 + 0.34 * len(groups),
         "title": f"Bring-up of {document['gpu']['name']}, {document['arch']}, {document['date']}",
-        "caption": summary_of(document["steps"]) + " A cell per step, small ones first",
+        "caption": summary_of(document["steps"]) + " One cell per step, small ones first",
         "keys": 1,
         "source": source,
     }

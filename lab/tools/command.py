@@ -66,7 +66,9 @@ class Command:
             if getattr(options, "show", None) is None:
                 raise
             words = f"{type(error).__name__}: {error}"
-            return refuse(f"{options.show}: not what this command writes with --json ({words})")
+            return refuse(
+                f"{options.show}: not a file that this command writes with --json ({words})"
+            )
         except MemoryError as error:
             return refuse(f"not enough memory: {error or 'of this machine'}")
         except RuntimeError as error:  # of torch, on the CPU and on a GPU
@@ -83,7 +85,7 @@ class Command:
         for action in parser._actions:  # argparse makes no value of `--flag=--`
             value = getattr(options, action.dest, None)
             if action.nargs is None and value == [] != action.default:
-                parser.error(f"argument {'/'.join(action.option_strings)}: '--' is no value")
+                parser.error(f"argument {'/'.join(action.option_strings)}: '--' is not a value")
         return self.perform(options)
 
 
@@ -111,7 +113,7 @@ def main_of(
     name = words.pop(0) if not default or (words and not words[0].startswith("-")) else default
     name = name if name in commands else ALSO.get(name, name)
     if name not in commands:
-        print(f"{script}: {name!r} is none of {', '.join(commands)}", file=sys.stderr)
+        print(f"{script}: {name!r} is not one of {', '.join(commands)}", file=sys.stderr)
         return 2
     return commands[name].main(f"{script} {name}", words)
 

@@ -23,9 +23,9 @@ MAX_COUNT = (1 << 31) - 1
 THOUSANDS = {"": 1, "k": 2**10, "m": 2**20}
 # name -> (older spelling, what it counts)
 SIZES = {
-    "batch": ("BS", "entries of the batch"),
-    "q-len": ("qL", "query tokens of an entry"),
-    "kv-len": ("kvL", "keys of every entry, or of each: 8192, 8k or 100,7,0"),
+    "batch": ("BS", "number of entries in the batch"),
+    "q-len": ("qL", "query tokens per entry"),
+    "kv-len": ("kvL", "keys per entry: one number for all (8192 or 8k), or a list (100,7,0)"),
     "q-heads": ("qH", "query heads, a multiple of the KV heads"),
     "kv-heads": ("kvH", "KV heads"),
 }
@@ -68,7 +68,7 @@ def number(text: str) -> int:
     """Argument type: an integer, of 32 bits as everything that is counted here."""
     value = int(text)
     if abs(value) > MAX_COUNT:
-        raise argparse.ArgumentTypeError(f"{text}: within +-{MAX_COUNT}")
+        raise argparse.ArgumentTypeError(f"{text}: must be within +-{MAX_COUNT}")
     return value
 
 
@@ -76,7 +76,9 @@ def count(text: str) -> int:
     """Argument type: a number from 0 on, '8192', '8k' (8,192) or '1M' (1,048,576)."""
     found = re.fullmatch(r"(\d+)([km]?)", text.strip(), re.IGNORECASE)
     if not found:
-        raise argparse.ArgumentTypeError(f"{text!r}: a number from 0 on, as in 8192 or 8k")
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected a number from 0 on, such as 8192 or 8k"
+        )
     return number(str(int(found[1]) * THOUSANDS[found[2].lower()]))
 
 
@@ -88,7 +90,9 @@ def spelt(number: int) -> str:
 def positive_count(text: str) -> int:
     """Argument type: such a number from 1 on."""
     if not (value := count(text)):
-        raise argparse.ArgumentTypeError(f"{text!r}: a number from 1 on, as in 8192 or 8k")
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected a number from 1 on, such as 8192 or 8k"
+        )
     return value
 
 
@@ -104,7 +108,7 @@ def window(text: str) -> Window:
     """Argument type: 'L' or 'L,R', nothing for unbounded: '128', '128,0' or ',64'."""
     sides = [part.strip() for part in text.split(",")]
     if len(sides) > 2 or not all(side.isdigit() or not side for side in sides):
-        raise argparse.ArgumentTypeError(f"{text!r} is not L or L,R (nothing for unbounded: ,64)")
+        raise argparse.ArgumentTypeError(f"{text!r} is not L or L,R (empty for unbounded: ,64)")
     left, right = (number(side) if side else None for side in (*sides, "")[:2])
     return left, right
 
@@ -136,28 +140,30 @@ def add_dtypes(
     group: argparse._ArgumentGroup, io: Collection[str], out: Collection[str], of: str
 ) -> None:
     """--dtype and --out-dtype; of: what has the first one."""
-    add(group, "dtype", f"of {of}", "bf16", choices=io)
-    add(group, "out-dtype", "of O", "", shown="as --dtype", choices=out)
+    add(group, "dtype", f"dtype of {of}", "bf16", choices=io)
+    add(group, "out-dtype", "dtype of O", "", shown="as --dtype", choices=out)
 
 
 def add_visibility(group: argparse._ArgumentGroup, *, causal: bool) -> None:
     """Add flags for what a query sees.
 
     causal: the default."""
-    words = f"a query sees no key behind its own position; default: {'yes' if causal else 'no'}"
+    words = f"a query sees no key after its own position; default: {'yes' if causal else 'no'}"
     wish = {"action": argparse.BooleanOptionalAction, "default": causal}
     group.add_argument("--causal", help=words, **wish)
-    words = "keys seen before the own position, and behind it; nothing for unbounded"
+    words = "keys visible before a query's position and after it; empty for unbounded"
     sides = {"type": window, "metavar": "L[,R]", "shown": "all"}
     add(group, "window", words, (None, None), **sides)
-    add(group, "sink-tokens", "first keys that are seen beside the window", 0, type=count)
+    add(
+        group, "sink-tokens", "first keys that are visible in addition to the window", 0, type=count
+    )
 
 
 def add_scores(group: argparse._ArgumentGroup) -> None:
     """Add flags for operations on scores."""
-    words = "scores s become C tanh(s / C); 0 leaves them"
+    words = "replace scores s by C tanh(s / C); 0: leave them as they are"
     add(group, "softcap", words, 0.0, type=float, metavar="C", shown="0")
-    switch(group, "sinks", "a learned logit per query head joins the denominator")
+    switch(group, "sinks", "add a learned logit per query head to the denominator")
 
 
 # -- running --------------------------------------------------------------------------------------
@@ -167,18 +173,18 @@ def add_backend(group: argparse._ArgumentGroup, archs: Sequence[str] = ARCHS) ->
     """Add --backend and --arch.
 
     archs: architectures of the kernel; empty if it runs on all alike."""
-    words = "auto: a GPU that the kernel is written for, else the emulator"
+    words = "auto: the GPU if the kernel supports it, else the emulator"
     add(group, "backend", words, "auto", choices=BACKENDS)
     if archs:
-        words = "what the emulator runs"
+        words = "architecture that the emulator runs"
         add(group, "arch", words, choices=archs, shown=f"the GPU's, else {archs[0]}")
 
 
 def add_schedule(group: argparse._ActionsContainer, *, seed: str = "") -> None:
     """--policy and --seed; seed: what else it is of."""
-    add(group, "policy", "in which the emulator takes warps", POLICIES[0], choices=POLICIES)
-    of = f"{seed}, and of " * bool(seed)
-    add(group, "seed", f"of {of}policies with chance", 0)
+    add(group, "policy", "order in which the emulator runs warps", POLICIES[0], choices=POLICIES)
+    of = f"{seed}, and for " * bool(seed)
+    add(group, "seed", f"seed for {of}random policies", 0)
 
 
 def add_run(
@@ -198,7 +204,7 @@ def add_run(
 
 def add_tolerance(group: argparse._ArgumentGroup) -> None:
     """Add the flag for the tolerance of results."""
-    words = "scales the limit of the error"
+    words = "factor on the error limit"
     add(group, "tolerance", words, 1.0, type=positive, metavar="FACTOR", shown="1")
 
 
@@ -209,14 +215,14 @@ def add_file(group: argparse._ActionsContainer, name: str, words: str) -> None:
 
 def add_json(group: argparse._ActionsContainer, what: str = "every figure") -> None:
     """--json; what: that it writes."""
-    add_file(group, "json", f"write {what} there as well")
+    add_file(group, "json", f"also write {what} to this file")
 
 
 def picture(text: str) -> Path:
     """Argument type: a file that matplotlib knows how to write."""
     path = Path(text)
     if path.suffix not in PICTURES:
-        raise argparse.ArgumentTypeError(f"{text!r}: the name ends in {' or '.join(PICTURES)}")
+        raise argparse.ArgumentTypeError(f"{text!r}: the name must end in {' or '.join(PICTURES)}")
     return path
 
 
@@ -235,7 +241,11 @@ def add_report(group: argparse._ArgumentGroup, picture: str) -> None:
     """Add flags for the rows of a benchmark.
 
     picture: what it draws."""
-    add_file(group, "show", "tables (and --plot) of an earlier run's file, nothing is measured")
-    switch(group, "markdown", "with --show: one table for a page")
-    add_file(group, "json", "every figure, a line per row; an array if the name ends in .json")
+    add_file(
+        group, "show", "print the tables (and --plot) of an earlier run's file; measure nothing"
+    )
+    switch(group, "markdown", "with --show: one table in Markdown")
+    add_file(
+        group, "json", "write every figure: one line per row, or an array if the name ends in .json"
+    )
     add_plot(group, picture)

@@ -235,14 +235,14 @@ def perform(options: argparse.Namespace) -> int:
     if number is None:
         number = max(range(len(launches)), key=lambda n: launches[n].warp_instructions)
     if number >= len(launches):
-        return refuse(f"--launch {number}: there were {len(launches)}, the first is 0")
+        return refuse(f"--launch {number}: there were {len(launches)} launches, numbered from 0")
     launch, roles = launches[number], {}
     key, timeline = key_of(launch.entry), launch.trace
     found = plan_of(key)
     if found:
         roles, timeline = warps_of(found[1]), named(timeline, *found)
     name = key.title() if key else launch.entry
-    print(f"\nlaunch {number}, the first being 0, of {len(launches)}: {name}")
+    print(f"\nlaunch {number} (from 0) of {len(launches)}: {name}")
     print_counts(launch, roles)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     trace, picture = options.out.with_suffix(".json"), options.out.with_suffix(".png")
@@ -250,5 +250,5 @@ def perform(options: argparse.Namespace) -> int:
     agents = {f"warp {warp}": role for warp, role in roles.items()}
     title = f"{name}, {options.policy}"
     draw(timeline, picture, title=title, cta=options.cta, roles=agents)
-    print(f"wrote {trace} (ui.perfetto.dev opens it) and {picture}")
+    print(f"wrote {trace} (open it at ui.perfetto.dev) and {picture}")
     return code

@@ -389,7 +389,7 @@ class Life:
 
     def rollback(self, name: str, tokens: int) -> None:
         self.cache.rollback(self.requests[name], tokens)
-        self.note(f"take {tokens} tokens of {name} back")
+        self.note(f"roll back {tokens} tokens of {name}")
 
     def offload(self, name: str) -> None:
         self.note(f"offload {name}", [self.cache.offload(self.requests[name])])
@@ -434,7 +434,7 @@ def story(life: Life, options: argparse.Namespace) -> list[tuple[Callable, tuple
         (life.admit, ("B", second, chunk)),
         *[(life.decode, (f"a token for each, step {n + 1}",)) for n in range(options.steps)],
         (life.fork, ("A", "C")),
-        (life.decode, ("a token for each, behind the fork",)),
+        (life.decode, ("a token for each, after the fork",)),
     ]
     if draft:
         happening += [
@@ -449,7 +449,7 @@ def story(life: Life, options: argparse.Namespace) -> list[tuple[Callable, tuple
         (life.free, ("A",)),
         (life.admit, ("D", first, chunk)),
         (life.preempt, ("C", chunk)),
-        (life.refused, ("a request for everything", lambda: _too_much(life))),
+        (life.refused, ("a request that needs everything", lambda: _too_much(life))),
         (life.decode, ("a token for each, at the end",)),
     ]
     return happening
@@ -537,7 +537,9 @@ def perform(options: argparse.Namespace) -> int:
     try:
         place = choose_place(options)
         if options.layers < 1 or options.chunk < 0:
-            raise ValueError(f"--layers {options.layers} at least 1, --chunk {options.chunk} 0")
+            raise ValueError(
+                f"--layers {options.layers} at least 1, --chunk {options.chunk} at least 0"
+            )
         with checking(options) as report:
             life, left = run(options, place)
     except (ValueError, NotImplementedError) as refused:
@@ -547,12 +549,12 @@ def perform(options: argparse.Namespace) -> int:
                   f"{layout.block_bytes:,} bytes, states of {layout.state_bytes:,} bytes; "
                   f"{place}")  # fmt: skip
     if left:
-        console.print(f"left out, since no kernel writes them yet: {', '.join(left)}")
+        console.print(f"left out, because no kernel writes them yet: {', '.join(left)}")
     show(life.rows, console)
     books = show_books(life, options, console)
     exact = not any(row["wrong"] for row in life.rows)
     close = all(row.get("of_limit", 0.0) <= MOST_FULL for row in life.rows)
-    console.print("every entry is the reference's, byte for byte" if exact else "wrong bytes")
+    console.print("every entry equals the reference, byte for byte" if exact else "wrong bytes")
     attended = any("of_limit" in row for row in life.rows)
     words = f"attention is {'within' if close else 'out of'} tolerance"
     console.print(words if attended else "no attention here: it has no kernel for this place")

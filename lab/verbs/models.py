@@ -167,7 +167,9 @@ def perform(options: argparse.Namespace) -> int:
     except (ValueError, NotImplementedError) as refused:
         return refuse(refused)
     heads, lines = lines_of(rows)
-    title = f"{TOKENS} tokens, H {HIDDEN}, I {INTERMEDIATE}: error beside the same weights in fp64"
+    title = (
+        f"{TOKENS} tokens, H {HIDDEN}, I {INTERMEDIATE}: error relative to the same weights in fp64"
+    )
     if options.markdown:
         print(markdown(heads, lines))
     else:

@@ -149,26 +149,33 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     """Options of the profiler; what stands behind `--` goes to the run script."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser(
-        description="Nsight Compute or Nsight Systems on a kernel that run.py knows, or on the "
-        "model of examples/gpt_oss.",
-        epilog="Behind -- stand flags of run.py NAME, or of the example; without any, the problem "
-        "is one of the size that people ask about. Without the tool, or with --print, the "
-        f"command line is printed and nothing runs. `{TABLE}` in place of NAME makes a slim CSV of "
-        "reports.",
+        description="Nsight Compute or Nsight Systems on a kernel of run.py, or on the model of "
+        "examples/gpt_oss.",
+        epilog="After -- come flags of run.py NAME, or of the example; without any, the problem "
+        "has a typical size. If the tool is not installed, or with --print, the command line is "
+        f"printed and nothing runs. `{TABLE}` instead of NAME makes a slim CSV of reports.",
     )
     parser.add_argument("kernel", choices=NAMES, metavar="NAME", help=", ".join(NAMES))
     parser.add_argument("--tool", choices=TOOLS, default="ncu", help="default: ncu")
     parser.add_argument("--out", type=Path, metavar="STEM", help="default: out/profile/KERNEL")
-    parser.add_argument("--name", metavar="REGEX", help="kernel name to profile instead (ncu)")
-    parser.add_argument("--launch-skip", type=int, default=0, help="matching launches (ncu)")
-    parser.add_argument("--launch-count", type=int, default=1, help="default: 1 (ncu)")
-    parser.add_argument("--section", action="append", help="instead of all (ncu, repeatable)")
-    parser.add_argument("--clock-control", choices=CLOCKS, default="none", help="(ncu)")
-    parser.add_argument("--cache-control", choices=("all", "none"), default="all", help="(ncu)")
+    parser.add_argument(
+        "--name", metavar="REGEX", help="profile kernels with this name instead (ncu)"
+    )
+    parser.add_argument(
+        "--launch-skip", type=int, default=0, help="matching launches to skip (ncu)"
+    )
+    parser.add_argument(
+        "--launch-count", type=int, default=1, help="launches to profile; default: 1 (ncu)"
+    )
+    parser.add_argument("--section", action="append", help="only this section (ncu, repeatable)")
+    parser.add_argument("--clock-control", choices=CLOCKS, default="none", help="passed to ncu")
+    parser.add_argument(
+        "--cache-control", choices=("all", "none"), default="all", help="passed to ncu"
+    )
     parser.add_argument("--gpu-metrics", action="store_true", help="sample the GPU (nsys)")
-    parser.add_argument("--nvtx-include", metavar="RANGE", help="profile inside this range only")
+    parser.add_argument("--nvtx-include", metavar="RANGE", help="profile only inside this range")
     parser.add_argument("--python", default="python", help="default: the one on the PATH")
-    parser.add_argument("--print", action="store_true", help="print the command line only")
+    parser.add_argument("--print", action="store_true", help="only print the command line")
     options = parser.parse_args(arguments[:end])
     options.run = arguments[end + 1 :]
     options.out = options.out or Path("out") / "profile" / options.kernel
@@ -184,7 +191,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = shutil.which(options.tool)
     if options.print or not found:
         if not found:
-            print(f"{options.tool} is not on the PATH here; to be run where it is:")
+            print(f"{options.tool} is not on the PATH here; run this where it is:")
         print(shlex.join(command))
         _say_how_to_read(options)
         return 0
@@ -256,7 +263,7 @@ def slim(exports: Sequence[Path], day: str, notes: Sequence[str] = ()) -> str:
     found = [launch for export in exports for launch in launches(export)]
     gpus = sorted({launch[GPU][0] for launch in found})
     if len(gpus) != 1:
-        raise ValueError(f"reports of one GPU are wanted, not of {', '.join(gpus) or 'none'}")
+        raise ValueError(f"expected reports of one GPU, not of {', '.join(gpus) or 'none'}")
     out = StringIO()
     out.writelines(f"# {note}\n" for note in (f"gpu: {gpus[0]}", f"date: {day}", *notes))
     lines = csv.writer(out, lineterminator="\n")
@@ -274,7 +281,7 @@ def launches(export: Path) -> list[dict[str, tuple[str, str]]]:
     missing = {GPU, *WORDS, *METRICS} - {*names}
     if missing:
         raise ValueError(
-            f"{export} lacks {min(missing)}: not of `--page raw --csv`, or few sections"
+            f"{export} lacks {min(missing)}: not made with `--page raw --csv`, or too few sections"
         )
     places = {name: names.index(name) for name in (GPU, *WORDS, *METRICS)}
     return [
@@ -310,7 +317,7 @@ def main_of_table(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("exports", nargs="+", type=Path, metavar="FILE")
     parser.add_argument("--out", type=Path, metavar="FILE", help="default: the terminal")
-    words = "of the measurement; default: today"
+    words = "date of the measurement; default: today"
     parser.add_argument("--date", default=date.today().isoformat(), help=words)
     parser.add_argument("--note", action="append", default=[], help="driver, clocks (repeatable)")
     options = parser.parse_args([*arguments])

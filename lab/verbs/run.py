@@ -42,7 +42,7 @@ def measure(
             found = judged(problem, drawn, name, results, options)
         if problem.alike:
             if first is not None and not same_bits([first], [results]):
-                found["wrong"] = found["wrong"] or f"wrong: other bits than {rows[0]['peer']}"
+                found["wrong"] = found["wrong"] or f"wrong: bits differ from {rows[0]['peer']}"
             first = results
         if place.backend == "cuda" and (samples := problem.samples(drawn, results, place)):
             found |= figures(samples)

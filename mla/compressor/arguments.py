@@ -209,7 +209,7 @@ def _check_tables(job: Job) -> None:
     check_range("owners", tables.owners, (0, requests), f"there are requests 0 to {requests - 1}")
     check_range("cu_tokens", tables.cu_tokens, (0, tokens + 1), f"from 0 to {tokens} tokens")
     if job.longest is not None and job.longest < 0:
-        raise ValueError(f"longest {job.longest}: tokens of a request, at least 0")
+        raise ValueError(f"longest {job.longest}: at least 0, the most tokens of a request")
     ends = tables.ends
     if ends.device.type == "cpu" and tokens and ends.numel():
         first = tables.positions[ends[ends >= 0].long()] + 1 - tail.tail.ratio

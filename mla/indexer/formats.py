@@ -58,5 +58,5 @@ FORMATS = {
 def index_format(record: str) -> IndexFormat:
     """Return the IndexFormat of a record, or raise NotImplementedError."""
     if record not in FORMATS:
-        raise NotImplementedError(f"record {record}: index keys are of {[*FORMATS]}")
+        raise NotImplementedError(f"record {record}: index keys are in one of {[*FORMATS]}")
     return FORMATS[record]

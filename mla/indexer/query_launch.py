@@ -64,7 +64,7 @@ def run_prepare_query(given: Query) -> Prepared:
     record = index_format(given.record).record.name
     _check(q, weights)
     if not abs(given.factor) <= FLT_MAX:
-        raise ValueError(f"factor {given.factor}: a finite number of fp32, {FLT_MAX:.4g} at most")
+        raise ValueError(f"factor {given.factor}: a finite fp32 number, at most {FLT_MAX:.4g}")
     check_rope(positions, cos, sin, len(q))
     target = choose_target(q.device, given.backend, given.arch, ARCHS)
     prepared, rows = query_outputs(given), q.shape[0] * q.shape[1]
@@ -96,14 +96,16 @@ def run_prepare_query(given: Query) -> Prepared:
 
 def _check(q: torch.Tensor, weights: torch.Tensor) -> None:
     if q.ndim != 3 or q.dtype not in DTYPES or q.shape[2] != WIDTH:
-        raise ValueError(f"q is {q.dtype} {tuple(q.shape)}: {DTYPES} [T, H, {WIDTH}]")
+        given = f"{q.dtype} {tuple(q.shape)}"
+        raise ValueError(f"q is {given}, expected one of {DTYPES}, [T, H, {WIDTH}]")
     if weights.dtype not in DTYPES or weights.shape != q.shape[:2]:
         raise ValueError(
-            f"weights is {weights.dtype} {tuple(weights.shape)}: {DTYPES} {tuple(q.shape[:2])}"
+            f"weights is {weights.dtype} {tuple(weights.shape)}, expected one of {DTYPES}, "
+            f"{tuple(q.shape[:2])}"
         )
     require_tma("q", q)
     if is_broadcast(q):
-        raise ValueError(f"q has strides {q.stride()}: no broadcast")
+        raise ValueError(f"q has strides {q.stride()}: broadcast is not supported")
 
 
 PREPARE_QUERY = Operator("kv_prepare_query", Query, run_prepare_query, query_outputs, results=3)

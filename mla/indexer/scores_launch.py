@@ -68,7 +68,7 @@ class Scores:
         tensors = {name: getattr(self, name) for name in names}
         require_tensors(pool=self.rows.pool, **tensors)
         if self.longest < 0:
-            raise ValueError(f"longest {self.longest}: the most tokens of a request, at least 0")
+            raise ValueError(f"longest {self.longest}: at least 0, the most tokens of a request")
         _check_rows(self.rows)
         _check_query(self)
         _check_out(self.out, len(self.q))
@@ -163,7 +163,8 @@ def _check_query(given: Scores) -> None:
     dtype = QUERY_DTYPES[form.element]
     if q.dtype != dtype or size * q.itemsize != form.record.data_bytes:
         expected = form.record.data_bytes // dtype.itemsize
-        raise ValueError(f"q is {q.dtype} {tuple(q.shape)}: {dtype} [T, H, {expected}]")
+        given = f"{q.dtype} {tuple(q.shape)}"
+        raise ValueError(f"q is {given}, expected {dtype} [T, H, {expected}]")
     if heads not in HEADS:
         raise NotImplementedError(f"{heads} heads: one of {HEADS}")
     require_tma("q", q)
@@ -172,7 +173,7 @@ def _check_query(given: Scores) -> None:
     require_table("q_scales", q_scales, torch.uint8, (tokens, heads, groups))
     for name, tensor in (("q", q), ("q_scales", q_scales), ("weights", weights)):
         if is_broadcast(tensor):
-            raise ValueError(f"{name} has strides {tensor.stride()}: no broadcast")
+            raise ValueError(f"{name} has strides {tensor.stride()}: broadcast is not supported")
     begins = (q_scales.data_ptr(), *q_scales.stride()[:2])
     if groups and q_scales.numel() and any(begin % groups for begin in begins):
         raise ValueError(
@@ -184,7 +185,7 @@ def _check_query(given: Scores) -> None:
 def _check_out(out: torch.Tensor, tokens: int) -> None:
     require_rank("out", out, "[T, S]")
     if out.dtype not in OUT_DTYPES:
-        raise ValueError(f"out is {out.dtype}: one of {OUT_DTYPES}")
+        raise ValueError(f"out is {out.dtype}, expected one of {OUT_DTYPES}")
     require_table("out", out, out.dtype, (tokens, None))
     if out.shape[1] > MAX_KEYS:
         raise ValueError(f"out has {out.shape[1]} columns, limit {MAX_KEYS}")
@@ -198,7 +199,9 @@ def _check_tables(given: Scores) -> None:
         require_table(name, table, torch.int32, (len(out),))
     require_table("block_tables", block_tables, torch.int32, (None, None))
     if is_broadcast(block_tables):
-        raise ValueError(f"block_tables has strides {block_tables.stride()}: no broadcast")
+        raise ValueError(
+            f"block_tables has strides {block_tables.stride()}: broadcast is not supported"
+        )
     requests, blocks = block_tables.shape
     room = min(out.shape[1], blocks * rows.rows)
     limit = f"out has {out.shape[1]} columns, {blocks} blocks have {blocks * rows.rows} keys"

@@ -95,11 +95,11 @@ def _check(scores: torch.Tensor, counts: torch.Tensor, k: int) -> None:
     dtypes = [dtype for dtype, name in DTYPE_NAMES.items() if name in KEY_BITS]
     if scores.dtype not in dtypes or scores.shape[1] > MAX_CANDIDATES:
         raise ValueError(
-            f"scores is {scores.dtype} {tuple(scores.shape)}: {dtypes}, up to {MAX_CANDIDATES} "
-            "candidates"
+            f"scores is {scores.dtype} {tuple(scores.shape)}, expected one of {dtypes} with up to "
+            f"{MAX_CANDIDATES} candidates"
         )
     if (scores.shape[1] > 1 and scores.stride(1) != 1) or is_broadcast(scores):
-        raise ValueError(f"scores has strides {scores.stride()}: rows of their own, in one piece")
+        raise ValueError(f"scores has strides {scores.stride()}: not rows of contiguous elements")
     require_table("counts", counts, torch.int32, (len(scores),))
     check_range("counts", counts, (0, scores.shape[1] + 1), f"0 to {scores.shape[1]} candidates")
     if not 1 <= k <= MAX_K:
@@ -112,7 +112,7 @@ def _paging(given: Candidates) -> dict[str, Any]:
         given.scores, given.counts, given.owners, given.block_tables
     )  # fmt: skip
     if (owners is None) != (block_tables is None):
-        raise ValueError("owners and block_tables: both or neither")
+        raise ValueError("owners and block_tables: give both or neither")
     if owners is None:
         return {}
     size = given.entries
@@ -123,7 +123,9 @@ def _paging(given: Candidates) -> dict[str, Any]:
     if not 1 <= size < 1 << 31:
         raise ValueError(f"entries {size}: from 1 to {(1 << 31) - 1}")
     if len(scores) and not requests * blocks:
-        raise ValueError(f"block_tables has shape {tuple(block_tables.shape)}: no block at all")
+        raise ValueError(
+            f"block_tables has shape {tuple(block_tables.shape)}, expected at least one block"
+        )
     check_range("owners", owners, (0, requests), f"block_tables has 0 to {requests - 1}")
     if counts.device.type == "cpu" and len(counts) and int(counts.max()) > blocks * size:
         raise ValueError(

@@ -22,20 +22,20 @@ from moe.mixed.config import (
     fits,
 )
 
-# (warpgroups, times 64 rows of weights of each) -> relative speed of reading weights, if that is
-# the bound. Measured on an H200 with gpt-oss-120b; for Blackwell approximately as modelled.
+# (warpgroups, times 64 rows of weights of each) -> relative speed if reading weights is the bound.
+# Measured on an H200 with gpt-oss-120b; modelled approximately for Blackwell.
 READS_OF = {
     "sm_90a": {(2, 1): 0.80, (3, 1): 0.90, (4, 1): 0.95, (3, 2): 0.97, (4, 2): 1.0},
     "sm_100a": {(2, 2): 1.0, (2, 1): 0.88},
 }
-MANY = 128  # rows of a tile from which products take the time
+MANY = 128  # rows of a tile from which products are the bottleneck
 MANY_TEAMS = {
     "sm_90a": {128: (3, 1), 160: (3, 1), 192: (2, 1), 256: (2, 1)},
     "sm_100a": {128: (2, 2), 256: (2, 1)},
 }
-# (architecture, rows of x) -> as many rows of an expert on average at most: rows of tiles. Of two
-# sizes the first one is that of experts which it holds, the second that of the others: a tile costs
-# what its rows do, also where an expert has fewer, and its second tile reads the weights again.
+# (architecture, dtype of x) -> limit of the average rows per expert: rows of tiles. With two sizes,
+# experts that fit in the first one use it, other experts the second: the cost of a tile depends on
+# its rows even if an expert has fewer, and a second tile reads the weights again.
 TWO_SIZES = {
     16: (16, 32), 32: (32, 64), 64: (64, 96), 96: (96, 128), 128: (128, 160), 160: (160, 192),
     192: (192, 256),
@@ -45,7 +45,7 @@ BY_AVERAGE: dict[tuple[str, str], dict[float, tuple[int, ...]]] = {
     ("sm_90a", "e4m3"): {1: (8,), 4: (8, 16), **TWO_SIZES, math.inf: (256,)},
     ("sm_100a", "bf16"): {8: (16,), 16: (32,), 32: (64,), math.inf: (128,)},
 }
-LEAST_UNITS = 4  # least units of K of a sharing CTA: two cost as much as the exchange (modelled)
+LEAST_UNITS = 4  # least units of K per sharing CTA: two cost as much as the exchange (modelled)
 
 
 def choose_tile_rows(rows: int, experts: int, arch: str, x: str = "bf16") -> tuple[int, ...]:

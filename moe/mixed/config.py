@@ -119,7 +119,7 @@ class MixedConfig:
         if self.pair_factor and not self.swiglu:
             raise ValueError("pair_factor without an activation: there are no gate and up")
         if self.least and not self.pdl:
-            raise ValueError(f"least {self.least} without pdl: it runs beside the launch in front")
+            raise ValueError(f"least {self.least} without pdl: it overlaps the previous launch")
         if arch == "sm_100a":
             self._check_columns()
         else:
@@ -130,12 +130,13 @@ class MixedConfig:
         for name, value in (("x", self.x), ("out", self.out)):
             if value == "e4m3":
                 raise NotImplementedError(
-                    f"{name} 'e4m3' on sm_100a: {NUMBERS}; for activations of eight bits packed "
-                    "experts in mxfp4, which are not arranged, and activations='mxfp8'"
+                    f"{name} 'e4m3' on sm_100a: {NUMBERS}; for activations of 8 bits use packed "
+                    "experts in mxfp4, not arranged, and activations='mxfp8'"
                 )
         if self.least or self.most:
             raise NotImplementedError(
-                f"experts of {self.least} to {self.most} rows on sm_100a: one launch takes all"
+                f"least {self.least} and most {self.most} on sm_100a: 0, as one launch computes "
+                "all experts"
             )
 
     def _check_registers(self) -> None:

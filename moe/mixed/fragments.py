@@ -104,7 +104,7 @@ class Fragments:
         for name in ("data", "factor"):
             tensor = getattr(self, name)
             if tensor.numel() and not tensor.is_contiguous():
-                raise ValueError(f"w.{name} has strides {tensor.stride()}: it has to be contiguous")
+                raise ValueError(f"w.{name} has strides {tensor.stride()}: not contiguous")
         require_tma("w.data", self.data)
 
     @property

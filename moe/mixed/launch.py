@@ -182,16 +182,16 @@ class MixedArguments:
             raise NotImplementedError(f"tile_rows {self.tile_rows}: one of {tiles}")
         dtype = X_DTYPES[w.x]
         if x.dtype != dtype:
-            raise NotImplementedError(f"x is {x.dtype}: {dtype}, for which w is laid out")
+            raise NotImplementedError(f"x is {x.dtype}, expected {dtype}, for which w is arranged")
         if self.out not in OUTPUTS:
             raise NotImplementedError(f"out {self.out}: one of {OUTPUTS}")
         require_table("x", x, dtype, (None, w.k))
         if not x.is_contiguous():
-            raise ValueError(f"x has strides {x.stride()}: it has to be contiguous")
+            raise ValueError(f"x has strides {x.stride()}: not contiguous")
         require_tma("x", x)
         if w.swiglu != (self.activation is not None):
-            rows = "gate and up in turn" if w.swiglu else "no gates"
-            raise ValueError(f"activation {self.activation}, but the rows of w are {rows}")
+            rows = "alternate gate and up" if w.swiglu else "have no gate"
+            raise ValueError(f"activation {self.activation}, but the rows of w {rows}")
         self._check_scales()
         require_table("offsets", self.offsets, torch.int32, (w.experts + 1,))
         check_offsets(self.offsets, self.count)
@@ -199,7 +199,7 @@ class MixedArguments:
             require_tensors(x=x, bias=self.bias)
             require_table("bias", self.bias, torch.float32, (w.experts, w.rows))
         if self.slots < 1 or (self.slots > 1 and self.rows is None):
-            limit = "1, as no rows are gathered" if self.rows is None else "at least one of a token"
+            limit = "1 without rows" if self.rows is None else "at least 1"
             raise ValueError(f"slots {self.slots}: {limit}")
         if self.rows is not None:
             require_tensors(x=x, rows=self.rows)
@@ -217,7 +217,8 @@ class MixedArguments:
         for name, want in wanted.items():
             scale = getattr(self, name)
             if (scale is not None) != want:
-                raise ValueError(f"{name} is {scale}: {'one' if want else 'none'} for these dtypes")
+                kind = "a tensor" if want else "None"
+                raise ValueError(f"{name} is {scale}, expected {kind} for these dtypes")
             if scale is not None:
                 require_tensors(x=self.x, **{name: scale})
                 require_table(name, scale, torch.float32, (None,))
@@ -228,7 +229,7 @@ class MixedArguments:
     def _check_hints(self) -> None:
         """Check the arguments that tiles are chosen by."""
         if self.parts is not None and self.teams is None:
-            raise ValueError(f"parts {self.parts} without teams: both, or none of them")
+            raise ValueError(f"parts {self.parts} without teams: give both or neither")
         if self.most_rows is None or not self.count:
             return
         least = 1

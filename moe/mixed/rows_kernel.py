@@ -129,7 +129,7 @@ class Rows:
             other = cute.arch.shuffle_sync_bfly(top, offset=1 << distance)
             top = cute.arch.fmax(top, other, nan=True)
         of_warps = SmemAllocator().allocate_tensor(Float32, cute.make_layout(WARPS))
-        own = cute.arch.warp_idx()  # a shuffle: not behind a branch
+        own = cute.arch.warp_idx()  # a shuffle: not inside a branch
         if cute.arch.lane_idx() == 0:
             of_warps[own] = top
         cute.arch.sync_threads()

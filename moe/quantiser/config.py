@@ -48,7 +48,7 @@ class QuantiseConfig:
     choices: int = 1  # neighbouring indices (slots) of one token
     scattered: bool = False  # each input row becomes `choices` rows at given places
     partial: bool = False  # some of these places are -1: none
-    wide: bool = False  # all of a thread's part of a row exists; it is stored at once
+    wide: bool = False  # a thread's part of a row always exists, and is stored at once
     whole: int = 0  # whole rows of a CTA, or 0
     kept: int = 0  # tiles of a whole row that stay in a warp's registers
     threads: int = 128

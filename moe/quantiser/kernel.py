@@ -78,8 +78,8 @@ class Row:
     number: Int32  # row of the result, or of x if scattered
     source: Int32  # row of x
     exists: Boolean
-    targets: cute.Tensor  # the rows of the result that it becomes, in registers
-    codes: Int64  # where its scale factors begin, in words
+    targets: cute.Tensor  # its rows of the result, in registers
+    codes: Int64  # first word of its scale factors
 
 
 class Quantise:
@@ -143,7 +143,7 @@ class Quantise:
             first_inside = part * (ROWS_OF_QUARTER // config.parts)
         row, neighbour = first + inside, thread % config.neighbours
         if first != NO_ROWS:
-            # The first of a part's rows; of a few rows most parts have none.
+            # First row of a part; with few rows most parts have none.
             if first + first_inside < end:
                 is_row = row < end
                 source = row
@@ -289,7 +289,7 @@ class Quantise:
             if row.exists and here < x.shape[1] // block:
                 source = cute.local_tile(x[row.source, None], (block,), (here,))
                 cute.autovec_copy(source, loaded[None, index])
-        cute.arch.sync_warp()  # else ptxas interleaves loads with the use of others
+        cute.arch.sync_warp()  # otherwise ptxas interleaves loads with uses of earlier loads
 
     @cute.jit
     def quantise_part(

@@ -201,7 +201,9 @@ def _given_scale(
         return ("given" if len(global_scale) == 1 else "given rows"), global_scale
     if global_scale == "token":  # each CTA finds the scales of its rows
         return "token", None
-    offsets = given.offsets if given.rows is None else None  # of the rows of x themselves
+    offsets = (
+        given.offsets if given.rows is None else None
+    )  # offsets of the rows of x, not of gathered rows
     return "tensor", _amaxes(given.x, offsets, target)
 
 
@@ -230,7 +232,7 @@ def _check(given: Tokens, form: BlockFormat) -> None:
     for name in tensors.keys() & {"rows", "offsets"}:
         require_table(name, tensors[name], torch.int32, (None,))
     if given.count and not len(x):
-        raise ValueError(f"{given.count} rows of x [0, {x.shape[1]}]")
+        raise ValueError(f"{given.count} rows of x [0, {x.shape[1]}], which has no tokens")
     offsets = given.offsets
     if offsets is not None and len(offsets) < 2:
         raise ValueError(f"offsets has {len(offsets)} elements, expected experts + 1, at least 2")
@@ -242,7 +244,7 @@ def _check_places(given: Tokens) -> None:
     if choices < 1 or (given.rows is None and choices > 1):
         raise ValueError(f"choices {choices}: at least 1, and 1 without rows")
     if max(slots, choices) > MAX_SLOTS:
-        raise ValueError(f"choices {choices} of {len(given.x)} tokens: {MAX_SLOTS} slots at most")
+        raise ValueError(f"choices {choices} of {len(given.x)} tokens: at most {MAX_SLOTS} slots")
     rows, offsets = given.rows, given.offsets
     if offsets is not None:
         check_offsets(offsets, given.count)
@@ -261,7 +263,7 @@ def _check_inverse(given: Tokens) -> None:
     rows = 0 if given.rows is None else len(given.rows)
     enough = rows <= slots if given.partial else rows == slots
     if given.rows is None or given.offsets is None or not enough:
-        raise ValueError(f"row_of_slot: with offsets and rows of all {slots} slots")
+        raise ValueError(f"row_of_slot needs offsets, and rows of all {slots} slots")
     require_table("row_of_slot", row_of_slot, torch.int32, (slots,))
     begin = -1 if given.partial else 0
     check_range("row_of_slot", row_of_slot, rows, f"rows are 0 to {rows - 1}", begin=begin)

@@ -21,15 +21,15 @@ EXPERT_ROWS = 16  # rows of such a product
 STEP_ELEMENTS = 32  # elements of H of a warp's step: two products, 16 bytes a lane
 LANE_ELEMENTS = 8  # elements of a row, 16 bytes
 LINEAR_WARPS = 8  # warps that multiply; one more routes
-# CTAs of a cluster: the widest that is portable, and the widest for weights that take its SMs long
-# to read. From how many bytes on is not measured.
+# CTAs of a cluster: the largest portable size, and the largest size, for weights that take long to
+# read. The limit in bytes is not measured.
 CLUSTER, WIDE_CLUSTER, WIDE_FROM_BYTES = 8, 16, 1 << 20
-# Tokens of one launch; above, torch's linear layer in front. On an H200, in us: gpt-oss's (8 CTAs)
-# takes 3.0 for 64, beyond which nothing was measured, both steps 7.4; DeepSeek-V3's (16 CTAs) 8.0
-# for 16 and 15.4 for 64, both steps 8.9 and 9.2.
+# Most tokens of one launch; with more, torch's linear layer runs first. H200, us, one launch (two
+# steps): gpt-oss (8 CTAs) 3.0 (7.4) for 64 tokens, more was not measured; DeepSeek-V3 (16 CTAs) 8.0
+# (8.9) for 16 and 15.4 (9.2) for 64.
 MOST_TOKENS = {CLUSTER: 64, WIDE_CLUSTER: 16}
-# Blocks of EXPERT_ROWS by STEP_ELEMENTS that a warp loads ahead, 8 registers each: with more of
-# them ptxas spills where there are 512 experts (nine warps, 168 registers).
+# Blocks of EXPERT_ROWS by STEP_ELEMENTS that a warp loads ahead, 8 registers each. With more, ptxas
+# spills for 512 experts (nine warps, 168 registers).
 MOST_IN_FLIGHT = 10
 
 MAX_ROWS = 1 << 30  # slots are counted in 32 bits, including past the last one
@@ -37,14 +37,14 @@ WARPS = 16  # warps of a CTA: a thread for each of MAX_EXPERTS; two CTAs fit an 
 # Up to here one CTA is faster than a second launch; above, CTAs share the slots.
 ROWS_OF_ONE_CTA = 2048
 MAX_TURNS = 4  # most turns of a round
-MAX_CHUNKS = 128  # a CTA each, all at once on an H100 (132 SMs) and on a B200 (148)
+MAX_CHUNKS = 128  # one CTA each, all at once on an H100 (132 SMs) and on a B200 (148)
 WORDS_IN_FLIGHT = 40  # words of the table of counts that a thread loads at once
 PACKED_LIMIT = 1 << 16  # two counts are packed in a word if no sum reaches it
 
 KEPT = 1024  # cached plans
 VECTOR_BYTES = 16
 COMBINE_THREADS = 128
-# With this many tokens, a CTA per token fills the GPU and loads a token's slots once.
+# With at least this many tokens, one CTA per token fills the GPU and loads a token's slots once.
 TOKENS_THAT_FILL = 2048
 
 
@@ -140,11 +140,11 @@ class RouteConfig:
             raise ValueError(f"shared {self.shared}: at least 0")
         if self.slots > MAX_TOP_K:
             raise NotImplementedError(
-                f"shared {self.shared} beside top_k {self.top_k}: at most {MAX_TOP_K} in all"
+                f"shared {self.shared} with top_k {self.top_k}: at most {MAX_TOP_K} in all"
             )
         if self.experts + self.shared > MAX_EXPERTS:
             raise NotImplementedError(
-                f"shared {self.shared} beside {self.experts} experts: at most {MAX_EXPERTS} in all"
+                f"shared {self.shared} with {self.experts} experts: at most {MAX_EXPERTS} in all"
             )
 
 

@@ -35,7 +35,7 @@ from moe.routing.config import (
 ARCHS = ("sm_90a", "sm_100a")
 BIASES = ("bias", "logit_bias")  # fields of `Router`
 PERMUTING = "moe.routing.permutation_kernel"
-# Offsets, slot_of_row, row_of_slot, and the first expert that has rows, None where all have.
+# Offsets, slot_of_row, row_of_slot, and the first expert with rows (None if all have rows).
 OrderTables = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int | None]
 
 

@@ -152,7 +152,7 @@ class RouteLinear:
         if cutlass.const_expr(config.ready):
             cute.arch.griddepcontrol_wait()
         tokens = [self.load(row, share, step) for step in ahead]
-        # Only here: ptxas moves loads down to their use, but not past this.
+        # Here, since ptxas moves loads down to their use, but not past this.
         cute.arch.griddepcontrol_launch_dependents()
         sums = registers_of(Float32, (config.blocks, HALVES, 4))
         sums.fill(0.0)
@@ -204,7 +204,7 @@ class RouteLinear:
             vector = (share.first_step + step) * ROW_LANES
             if step < config.steps and vector < config.vectors:
                 for row in rows:
-                    # The row begins where this lane reads.
+                    # Address of the row at the elements that this lane reads.
                     address = row + (first * STEP_BYTES + place * (STEP_BYTES - VECTOR_BYTES))
                     cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[address])
 

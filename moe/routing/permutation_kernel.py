@@ -32,7 +32,7 @@ from moe.routing.config import VECTOR_BYTES, WORDS_IN_FLIGHT, PermutationConfig
 from moe.routing.warp import is_first, lanes_alike, lanes_below
 
 VECTOR = VECTOR_BYTES // 4
-HALF = 16  # bits of a packed count, and what lies below an expert in a word of sSorted
+HALF = 16  # bits of a packed count, and bits below the expert in a word of sSorted
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Count:
         sCounts = SmemAllocator().allocate_tensor(Int32, cute.make_layout(room), VECTOR_BYTES)
         clear(config, sCounts)
         cute.arch.sync_threads()
-        # Only here: `Scatter` reads ids without waiting, once all CTAs of this grid have arrived.
+        # Only now: `Scatter` reads ids without waiting, once all CTAs of this grid have arrived.
         follow()
         for turn in cutlass.range(rounds, unroll=1):
             first = (chunk * rounds + turn) * config.slots + thread
@@ -209,7 +209,7 @@ class Scatter:
             self.scatter(chosen, run, sRuns, None, gSlotOfRow, gRowOfSlot)
         else:
             sSorted = smem.allocate_tensor(Int32, cute.make_layout(config.slots))
-            # Of every expert: row minus position in the sorted round. Last: number of used slots.
+            # Per expert: row minus position in the sorted round. Last word: number of used slots.
             sDeltas = smem.allocate_tensor(Int32, cute.make_layout(config.experts + 1))
             layout = cute.make_ordered_layout((config.parts, config.words), order=(1, 0))
             sParts = smem.allocate_tensor(Int32, layout, VECTOR_BYTES)
@@ -406,7 +406,7 @@ class Scatter:
         loads = WORDS_IN_FLIGHT // config.vector
         for step in cutlass.range(0, each, loads, unroll=1):
             loaded = self.read_counts(counts, first + step, end, vector)
-            # The last one first: all loads have been issued by then.
+            # Last one first: by then all loads have been issued.
             for index in cutlass.range_constexpr(loads - 1, -1, -1):
                 for k in cutlass.range_constexpr(config.vector):
                     total[k] += loaded[k, index]

@@ -72,7 +72,7 @@ def lanes_equal(value: Int32) -> Int32:
     )
 
 
-# ---- Partial sums of logits on their way to the CTA that routes a token
+# ---- Exchange of partial sums of logits with the CTA that routes a token
 #
 # Every warp of a cluster sends its sums by st.async, each to a separate slot. The mbarrier of the
 # receiving CTA counts the bytes. Each slot is written once.

@@ -107,7 +107,7 @@ SCALES = {"e4m3": Float8E4M3FN, "ue8m0": Float8E8M0FNU}
 
 def example_arguments(config: GroupedConfig) -> tuple[GroupedArguments, CUstream]:
     """Return the arguments that `GroupedGemm.__call__` is compiled for."""
-    # Sizes of 1 are dynamic, too, as in the tensors of a launch.
+    # Sizes of 1 are also dynamic, as in the tensors of a launch.
     rows, experts, n, line, one = (cute.sym_int32() for _ in range(5))
     atoms, words = cute.sym_int32(), cute.sym_int32()
     moved = partial(fake_tensor, align=hw.TMA_ALIGN_BYTES)

@@ -73,7 +73,7 @@ class GroupedGemm:
             cluster=(self.config.ctas, 1, 1) if self.config.ctas > 1 else None,
             stream=stream,
             use_pdl=self.config.pdl,
-            min_blocks_per_mp=1,  # without it ptxas spills a word to keep to 40 registers
+            min_blocks_per_mp=1,  # without it ptxas limits registers to 40 and spills
         )
 
     @cute.kernel
@@ -125,7 +125,7 @@ class GroupedGemm:
         """All buffers that roles use."""
         layout = cute.make_layout((TILE_STAGES, TILE_WORDS), stride=(TILE_WORDS, 1))
         tiles = cute.make_tensor(self.buffer(smem, "tiles", Int32), layout)
-        element = ELEMENTS[self.config.x_format.element]  # also of w, which is padded to it
+        element = ELEMENTS[self.config.x_format.element]  # also of w, which is padded to this type
         data = (self.buffer(smem, name, element) for name in ("x", "w"))
         scales = (self.buffer(smem, name, cutlass.Uint16) for name in ("x_scales", "w_scales"))
         passed = {}

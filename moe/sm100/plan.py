@@ -31,16 +31,16 @@ GROUP_ATOMS = 4
 BARRIER_BYTES = 512
 PIECE_BYTES = 64  # bytes of a row of the output that a warp stores together
 PAD = 4  # fp32 after a row of the transposed accumulator: columns use all banks
-# Columns: accumulators of 256 that share columns begin at multiples of it. The manual has no rule;
-# no kernel known to run on hardware begins one of that size at a smaller multiple.
+# Columns: accumulators of 256 that share columns begin at multiples of this. The manual has no
+# rule; no kernel known to run on hardware uses a smaller multiple for this size.
 ACC_ALIGN = 16
 
 ROLES = RolePlan(
     (
-        Role("epilogue", 0, 4, "global scale, SwiGLU, output: a row a thread"),
+        Role("epilogue", 0, 4, "global scale, SwiGLU, output: one row per thread"),
         Role("mma", 4, 1, "scale factors to tensor memory, then D += A B on the tensor core"),
-        Role("load", 5, 1, "x, w and their scale factors by TMA"),
-        Role("scheduler", 6, 1, "the walk over tiles, from offsets on the device"),
+        Role("load", 5, 1, "load x, w and their scale factors by TMA"),
+        Role("scheduler", 6, 1, "assign tiles, from offsets on the device"),
     )
 )
 
@@ -236,7 +236,9 @@ class GroupedPlan:
                 *((begin,) if shared else ()),
                 TmemRange("acc1", self.n, self.n - shared, "accumulator, fp32"),
                 TmemRange("x_scales", x_scales, columns, "scale factors of x"),
-                TmemRange("w_scales", x_scales + columns, self.w_blocks * columns, "of w"),
+                TmemRange(
+                    "w_scales", x_scales + columns, self.w_blocks * columns, "scale factors of w"
+                ),
             )
         )
 
@@ -263,7 +265,9 @@ class GroupedPlan:
         self.smem.check()
         self.tmem.check()
         if self.edges.barrier_bytes > BARRIER_BYTES:
-            raise ValueError(f"{self.edges.barrier_bytes} bytes of mbarriers > {BARRIER_BYTES}")
+            raise ValueError(
+                f"{self.edges.barrier_bytes} bytes of mbarriers, limit {BARRIER_BYTES}"
+            )
 
 
 def make_plan(config: GroupedConfig) -> GroupedPlan:

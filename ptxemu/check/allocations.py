@@ -154,7 +154,7 @@ class Coverage:
             if written < size:
                 yield Finding(
                     "index",
-                    f"two CTAs store the same to one place, and {size - written:,} of the "
+                    f"two CTAs store the same values at one place, and {size - written:,} of the "
                     f"{size:,} bytes there are written by nobody",
                     NOTE,
                     accesses=accesses[key],

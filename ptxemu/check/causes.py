@@ -370,8 +370,7 @@ def _named(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
         others = ", ".join(f"{words.who(g.warps)} at {words.what(g)}" for g in elsewhere)
         yield (
             f"{text}; others wait at another barrier: {others}; either a count is not that of the "
-            "warps which come, or a barrier.arrive for those who wait, before one's own wait, was "
-            "left out"
+            "warps that arrive, or a barrier.arrive before a warp's own wait was left out"
         )
         return
     gone = [w for w in words.stall.exited if w.cta == cta]
@@ -404,7 +403,7 @@ def _behind_a_wait(words: Words, circle: list[Group]) -> Iterator[str]:
         if instrs and after is not group:
             yield (
                 f"{words.who(after.warps)} would first signal {_name(words, group)} at "
-                f"{lines_of(instrs)}, behind the wait for {words.what(after)} at "
+                f"{lines_of(instrs)}, after the wait for {words.what(after)} at "
                 f"{lines_of([i for i in [after.first.instr] if i])}, which in turn needs "
                 f"{words.who(group.warps)}: a signal before that wait is missing, or the two stand "
                 "in the wrong order"

@@ -26,12 +26,12 @@ MISSING = {
         "mbarrier.try_wait",
     ),
     "tensor core": (
-        "tcgen05.commit to an mbarrier behind it, and a wait on that mbarrier (of a pipeline:"
+        "tcgen05.commit to an mbarrier after it, and a wait on that mbarrier (of a pipeline:"
         " release or commit, and producer_acquire or consumer_wait)",
         "tcgen05.commit",
     ),
     "wgmma": (
-        "wgmma.wait_group, and an arrival or a barrier behind it, before its operands are"
+        "wgmma.wait_group, and an arrival or a barrier after it, before its operands are"
         " overwritten",
         "wgmma.wait_group",
     ),
@@ -40,7 +40,7 @@ MISSING = {
         "tcgen05.alloc",
     ),
     "tcgen05.ld": (
-        "tcgen05.wait::ld before the arrival, behind which ptxas may move uses of the registers; in"
+        "tcgen05.wait::ld before the arrival, after which ptxas may move uses of the registers; in"
         " CuTe DSL cute.arch.fence_view_async_tmem_load()",
         "tcgen05.wait",
     ),
@@ -67,7 +67,7 @@ WARP_SYNC = (
     "bar.warp.sync",
 )
 OVERLAP = (
-    "columns of their own for what one and the same instruction reads and writes: they overlap",
+    "separate columns for what the instruction reads and what it writes: they overlap",
     "tcgen05.mma",
 )
 PROXY_FENCE = (
@@ -133,9 +133,9 @@ def _heard(owner: Any, kind: str, step: int, seen: np.ndarray) -> bool:
 
 
 _BY_OTHERS = {  # what is missing where another warp has issued the operation
-    "cp.async": "cp.async.wait_group by each warp for its own copies and a barrier behind it, or"
+    "cp.async": "cp.async.wait_group by each warp for its own copies and a barrier after it, or"
     " cp.async.mbarrier.arrive and a wait",
-    "bulk read": "cp.async.bulk.wait_group.read by whoever stores and a barrier behind it, before"
+    "bulk read": "cp.async.bulk.wait_group.read by whoever stores and a barrier after it, before"
     " the source is overwritten",
 }
 _LONGEST = 40  # characters of an instruction that is shown whole
@@ -197,18 +197,18 @@ class Evidence:
             own = _warp_of(by).group_waits.get(kind)
             if own is None or owner is _warp_of(by):
                 return usual
-            why = f"{_name(by)} has waited, {self.words(own.site)}, for operations of its own alone"
+            why = f"{_name(by)} has waited, {self.words(own.site)}, only for its own operations"
             return usual._replace(why=why)
         agent = owner.agent
         if wait.covered >= step:
             if owner is _warp_of(by):
                 return usual
-            missing = f"a barrier, or an arrival and a wait, behind {self.words(wait.site)}"
-            why = f"{agent} has waited there for its own part, and nothing tells {_name(by)} of it"
+            missing = f"a barrier, or an arrival and a wait, after {self.words(wait.site)}"
+            why = f"{agent} has waited there for its own part, but does not signal {_name(by)}"
             return Reason(missing, "mbarrier, barrier", why)
         if not groups or groups[-1] < step:
             why = f"{agent} waits, {self.words(wait.site)}, but it is in no group"
-            return Reason(f"{_COMMITS[kind]} behind it, before the wait", _COMMITS[kind], why)
+            return Reason(f"{_COMMITS[kind]} after it, before the wait", _COMMITS[kind], why)
         why = f"the last wait of {agent}, {self.words(wait.site)}, leaves its group open"
         return usual._replace(why=why)
 
@@ -293,8 +293,8 @@ class Evidence:
             return ""
         signals = [site for step, site in owner.signals.items() if step <= known]
         if not signals:
-            return f"{_name(by)} knows of nothing that {agent} has done"
-        return f"the last that {_name(by)} knows of {agent} is {self.words(signals[-1])}"
+            return f"{_name(by)} is not ordered after anything that {agent} has done"
+        return f"the last event of {agent} before {_name(by)} is {self.words(signals[-1])}"
 
 
 def _warp_of(by: Agent) -> WarpClock:

@@ -34,13 +34,13 @@ class Lifetime:
         init, use = place_of(sites[phases.init_site]), place_of(sites[site])
         self._findings.at(
             "mbarrier",
-            f"{phases.agent} is used by what is not ordered after its initialisation",
+            f"{phases.agent} has a use that is not ordered after its initialisation",
             site,
             accesses=(
                 Access(phases.agent, "mbarrier.init", "init", "shared memory", **init),
                 Access(by, "", "use", "shared memory", **use),
             ),
-            missing="a barrier behind mbarrier.init; towards a peer or the async proxy, "
+            missing="a barrier after mbarrier.init; towards a peer or the async proxy, "
             "fence.mbarrier_init before it",
             rule="mbarrier.init; membar / fence",
         )
@@ -105,9 +105,9 @@ class Lifetime:
         """
         self._findings.at(
             "barrier",
-            f"{w.label} may arrive at barrier {barrier.ident} while other warps still meet there",
+            f"{w.label} may arrive at barrier {barrier.ident} while other warps still wait there",
             w.at,
-            missing="a barrier id of its own, or an order behind the phase before",
+            missing="a separate barrier id, or an order after the previous phase",
             rule="bar, barrier",
         )
 
@@ -149,7 +149,7 @@ class Lifetime:
                 "tmem",
                 f"{columns} columns at {base:#x} of tensor memory are not deallocated at exit",
                 self._allocated.get((cta, base), 0),
-                missing="tcgen05.dealloc of them, behind all their uses, by a warp that gets there",
+                missing="tcgen05.dealloc of them, after all their uses, by a warp that reaches it",
                 rule="tcgen05.alloc, dealloc",
             )
         for barrier in cta.mbarriers.values():
@@ -188,7 +188,7 @@ class Lifetime:
             message, missing = (
                 f"a CTA may exit while bytes are on their way to it: nobody waits for phase"
                 f" {step - 1} of {of.agent}",
-                "a wait for it, or a copy less",
+                "a wait for it, or one copy less",
             )
         self._findings.at(
             "exited",

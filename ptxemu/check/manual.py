@@ -26,7 +26,7 @@ _NOTES = {  # name -> (message, what is missing, manual section)
         "tcgen05.wait",
     ),
     "wait::ld before": (
-        "tcgen05.ld is not known to be complete when this tells of it",
+        "tcgen05.ld is not known to be complete when this signals it",
         "tcgen05.wait::ld",
         "tcgen05.wait",
     ),
@@ -36,19 +36,19 @@ _NOTES = {  # name -> (message, what is missing, manual section)
         "tcgen05.fence",
     ),
     "after": (
-        "tcgen05 operations come after a wait that orders them behind those of others",
+        "tcgen05 operations come after a wait that orders them after those of others",
         "tcgen05.fence::after_thread_sync",
         "tcgen05.fence",
     ),
     # A release is of one thread, "Release Pattern". In CUTLASS's tutorial_tma/tma_v2.py one thread
     # of a warp releases a stage that all of its lanes have read, without a bar.warp.sync.
     "lanes": (
-        "an arrival tells of its own lanes: others of the warp have accessed memory since they met",
+        "an arrival covers only its own lanes: others have accessed memory since they converged",
         "bar.warp.sync before the arrival",
         "memory consistency model, release pattern; bar.warp.sync",
     ),
     "lanes written": (
-        "an arrival tells of its own lanes: others of the warp have filled shared memory since",
+        "an arrival covers only its own lanes: others have filled shared memory since",
         "bar.warp.sync before the arrival",
         "memory consistency model, release pattern; bar.warp.sync",
     ),
@@ -89,12 +89,12 @@ _NOTES = {  # name -> (message, what is missing, manual section)
     # its flash_bwd_mla_dq_dqv_sm100.py waits for groups and has one.
     "copied": (
         "the async proxy reads what cp.async has written in the generic proxy",
-        "fence.proxy.async behind the wait for the copies",
+        "fence.proxy.async after the wait for the copies",
         "async proxy; membar / fence",
     ),
     # FlashAttention-4's head_dim 256 allocates first, as CUTLASS's examples do not.
     "pair": (
-        "tensor memory of a pair is allocated by a warp that does not know its peer to be running",
+        "tensor memory of a pair is allocated by a warp that cannot know that its peer runs",
         "a cluster barrier before tcgen05.alloc",
         "tcgen05, CTA pair: the issuing thread makes sure that the peer CTA is launched",
     ),

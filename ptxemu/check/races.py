@@ -37,8 +37,8 @@ Step = tuple[int, int]  # a component, and which step of it tells that an operat
 Unchanged = Callable[[], bool]  # whether a write stores what is there already
 
 _ACQUIRE = (
-    "a wait, before the second copy, until those who read the first have released its place"
-    " (producer_acquire of a pipeline); else an index of the stage"
+    "a wait, before the second copy, until the readers of the first have released its stage"
+    " (producer_acquire of a pipeline); else another index of the stage"
 )
 
 

@@ -25,9 +25,9 @@ from ptxemu.machine.state import Warp
 
 MAP_BYTES = 128
 _SECTION = "membar / fence, fence.proxy.tensormap; tensormap.replace"
-RELEASE = ("fence.proxy.tensormap::generic.release behind the write of the tensor map", _SECTION)
+RELEASE = ("fence.proxy.tensormap::generic.release after the write of the tensor map", _SECTION)
 ACQUIRE = (
-    "fence.proxy.tensormap::generic.acquire of the tensor map, behind the release and before "
+    "fence.proxy.tensormap::generic.acquire of the tensor map, after the release and before "
     "the use",
     _SECTION,
 )

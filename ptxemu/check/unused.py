@@ -183,8 +183,8 @@ class Unused:
         for place, count in again.items():
             if 2 * count >= copies[place]:
                 yield (
-                    f"{place}: {count} of its {copies[place]} copies bring what the CTA had fetched"
-                    " there before: is the index of the tile right?"
+                    f"{place}: {count} of its {copies[place]} copies fetch again what the CTA had"
+                    " fetched there: is the index of the tile right?"
                 )
 
     def _line(self, site: int) -> int:

@@ -41,7 +41,7 @@ from ptxemu.syntax.tree import Addr, Instr, Reg, Vec
 # That accumulators were only read is a note: CUTLASS's dense_gemm_fp8_2xacc.py adds them up and
 # multiplies on without a fence.
 
-_FENCE = "wgmma.fence before it, behind the access"
+_FENCE = "wgmma.fence before it, after the access"
 _OLDEST = 9  # groups: wgmma.wait_group allows at most 7
 
 
@@ -210,7 +210,7 @@ class _Walk:
         site = self.site_of[id(instr)]
         d, a = _listed(instr.operands[0]), _listed(instr.operands[1])
         if not state.fenced:
-            text = "the first wgmma is behind no wgmma.fence"
+            text = "no wgmma.fence precedes the first wgmma"
             self._add(site, Hazard(text, "wgmma.fence before it", "wgmma.fence"))
             state.fenced = True  # told once
         for what, accesses, registers in (
@@ -230,7 +230,7 @@ class _Walk:
 
     def _overwritten(self, name: str, writer: int, site: int) -> None:
         text = "a register of A is written while wgmma may still read it"
-        missing = "wgmma.wait_group (behind a wgmma.commit_group) before the write"
+        missing = "wgmma.wait_group (after a wgmma.commit_group) before the write"
         self._add(site, Hazard(text, missing, "wgmma.wait_group", writer, "write"))
 
     def _add(self, site: int, hazard: Hazard) -> None:
@@ -304,7 +304,7 @@ class Warpgroups:
         writes = Access(of, "wgmma.mma_async", "write", "", **place)
         use = Access(w.label, sites[w.at].opcode, "use", "", **place_of(sites[w.at]))
         usual = Reason(
-            "wgmma.wait_group (behind a wgmma.commit_group) before the use", "wgmma.wait_group"
+            "wgmma.wait_group (after a wgmma.commit_group) before the use", "wgmma.wait_group"
         )
         clock, groups = self._states.clocks[w], what.group.of(w).groups
         reason = self._evidence.of_group("wgmma", what.number, clock, groups, clock, usual)

@@ -71,7 +71,7 @@ def require_target(instr: Instr, target: str) -> None:
     needed = _missing(what, target)
     if needed:
         raise UnsupportedPtx(
-            f"{what} needs {needed}, and the module is of .target {target}",
+            f"{what} needs {needed}, but the module is of .target {target}",
             line=instr.line,
             text=instr.text,
         )

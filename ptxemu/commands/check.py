@@ -23,17 +23,17 @@ from ptxemu.schedules import Schedule, add_schedule_arguments, schedules
 from ptxemu.watch import watched
 
 ABOUT = f"""\
-The checker on CuTe DSL kernels of your own: races, data never written, leaks, misused barriers.
+The checker on your CuTe DSL kernels: races, data never written, leaks, misused barriers.
 
-No GPU is needed, and the file need not know of ptxemu: the process looks like one with a B200
-(tensors on device "cuda" lie in CPU memory), and every kernel launch in it is emulated and checked,
-whichever way it is made: `cute.compile` and a call, a `@cute.jit` function, tvm-ffi, `ptxemu.run`,
+No GPU is needed, and the file needs no changes: the process seems to have a B200 (tensors on device
+"cuda" are in CPU memory). Every kernel launch is emulated and checked, whether it is made by
+`cute.compile` and a call, a `@cute.jit` function, tvm-ffi, `ptxemu.run` or
 `ptxemu.load(...).launch`.
 
 {subjects.PROTOCOL}
 
-One schedule is enough to see that an edge is missing. Others (--policy, --seeds) take other
-branches, and show as wrong results or deadlocks what the edge was for.
+One schedule is enough to find a missing edge. Other schedules (--policy, --seeds) take other
+branches, and show the consequences of the missing edge: wrong results or deadlocks.
 
 {subjects.EXIT_CODES}"""
 
@@ -89,12 +89,14 @@ def arguments_of(program: str | None) -> argparse.ArgumentParser:
     parser = subjects.parser_of(program, ABOUT)
     add_schedule_arguments(parser)
     parser.add_argument(
-        "--strict", action="store_true", help="and, as notes, what only the manual's text asks for"
+        "--strict",
+        action="store_true",
+        help="also report, as notes, what only the manual's text requires",
     )
     subjects.add_limit(parser, 600.0, ", unchecked")
     subjects.add_processes(parser)
     parser.add_argument(
-        "--json", type=output_file, metavar="FILE", help="write the findings there, too"
+        "--json", type=output_file, metavar="FILE", help="also write the findings to this file"
     )
     add_inspect_arguments(parser)
     return parser

@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from ptxemu.inspect.snapshot import Write
 
 ABOUT = f"""\
-Where two runs of CuTe DSL kernels of your own first differ, and who wrote there.
+Find where two runs of your CuTe DSL kernels first differ, and what wrote there.
 
-The script runs twice: under two schedules (--schedule, --against), or with other arguments
-(--against-arguments), such as another config; without any of these under round-robin and
-adversarial. Or it runs once, beside a reference in torch:
+The script runs twice: with two schedules (--schedule, --against), or with other arguments
+(--against-arguments), such as another config; without any of these, with the schedules round-robin
+and adversarial. Or it runs once, and is compared with a reference in torch:
 
     def reference(x, w):              # variables of the script, as they were before the launch
         return {{"y": x @ w}}           # as they should be after it
 
-After each launch the tensors among the script's variables are compared, by name. At the first that
-differs the run stops, and is repeated to watch that one element: the report names the launch, the
-element, the smallest box that holds all that differ, both values, and who wrote it, by line of
-Python. With --at FILE.py:LINE the tiles in shared memory and tensor memory are compared instead, as
-warps see them when they come to that line.
+After each launch the tensors among the script's variables are compared by name. At the first
+difference the run stops, and is repeated to watch that element. The report names the launch, the
+element, the smallest box that holds all differing elements, both values, and the line of Python
+that wrote the element. With --at FILE.py:LINE, tiles in shared memory and tensor memory are
+compared instead, as warps see them when they reach that line.
 
 {subjects.PROTOCOL}
-torch, numpy and random are seeded before each run; what the script prints is not shown.
+torch, numpy and random are seeded before each run; the script's output is not shown.
 
 {subjects.EXIT_CODES}
 A difference is a finding."""
@@ -88,7 +88,7 @@ def main(words: list[str] | None, program: str | None = None) -> int:
     options = subjects.parse(parser, words)
     asked = options.against or options.against_arguments is not None
     if options.reference and (asked or options.at):
-        parser.error("--reference stands alone: no --against, no --against-arguments, no --at")
+        parser.error("--reference excludes --against, --against-arguments and --at")
 
     from ptxemu.host.emulator import Emulator
     from ptxemu.host.gpu_machine import machine_with_gpu
@@ -116,7 +116,7 @@ def _compared(options: argparse.Namespace) -> int:
             raise subjects.Refused(f"reference {options.reference}: {judgement.error}")
         if judgement.launches and not judgement.judged and not failure:
             raise subjects.Refused(
-                f"no launch has tensors by the names of the parameters of {options.reference}; "
+                f"no launch has tensors named like the parameters of {options.reference}; "
                 f"there are: {', '.join(judgement.known) or 'none'}"
             )
     else:
@@ -293,23 +293,23 @@ def arguments_of(program: str | None) -> argparse.ArgumentParser:
     parser.add_argument(
         "--against-arguments",
         metavar="WORDS",
-        help='second run: other arguments of the script, as in "--stages 1"',
+        help='second run: other arguments of the script, such as "--stages 1"',
     )
     parser.add_argument(
         "--reference",
         metavar="FILE:FUNCTION",
-        help="compare with what this function of the script's tensors returns",
+        help="compare with the results of this function of the script's tensors",
     )
     parser.add_argument(
         "--tolerance",
         type=float,
         metavar="T",
-        help=f"how far values may be apart: T * max(1, |value|); default {_CLOSE} of a reference, "
-        "0 (equal bits) of a run",
+        help=f"limit of differences: T * max(1, |value|); default {_CLOSE} for a reference, "
+        "0 (equal bits) for a run",
     )
     subjects.add_limit(parser, 600.0)
     parser.add_argument(
-        "--json", type=output_file, metavar="FILE", help="write the difference, too"
+        "--json", type=output_file, metavar="FILE", help="also write the difference to this file"
     )
-    add_place_arguments(parser.add_argument_group("tiles in place of tensors"))
+    add_place_arguments(parser.add_argument_group("tiles instead of tensors"))
     return parser

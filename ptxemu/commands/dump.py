@@ -24,11 +24,13 @@ from ptxemu.schedules import Schedule
 from ptxemu.watch import watched
 
 ABOUT = f"""\
-Write down every kernel that a script launches, into a folder: its PTX, its machine code (cubin)
-where the DSL makes it in this run or `ptxas` is found, its SASS where `nvdisasm` is found (`pip
-install nvidia-cuda-nvdisasm`), and launches.json: entry, grid, block, cluster, dynamic shared
-memory and sizes of parameters of each launch, in order. PTX is there before its kernel is executed.
-With --dump and --at, memory and registers at a line of Python as well.
+Write every kernel that a script launches into a folder:
+  - its PTX, before the kernel is executed;
+  - its machine code (cubin), if the DSL makes it in this run or `ptxas` is found;
+  - its SASS, if `nvdisasm` is found (`pip install nvidia-cuda-nvdisasm`);
+  - launches.json: entry, grid, block, cluster, dynamic shared memory and sizes of parameters of
+    each launch, in order;
+  - with --dump and --at: memory and registers at a line of Python.
 
 {subjects.PROTOCOL}
 
@@ -158,10 +160,12 @@ def arguments_of(program: str | None) -> argparse.ArgumentParser:
     parser.add_argument(
         "--no-run",
         action="store_true",
-        help="execute no kernel: quick, and what the script computes is wrong",
+        help="execute no kernel: fast, but the script's results are wrong",
     )
     parser.add_argument("--policy", choices=POLICIES, default=POLICIES[0], help="schedule of warps")
-    parser.add_argument("--seed", type=int, default=0, help="of the random and adversarial policy")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the random and adversarial policies"
+    )
     subjects.add_limit(parser, 600.0)
     add_inspect_arguments(parser)
     return parser

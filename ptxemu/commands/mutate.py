@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 ABOUT = f"""\
 Mutants of a script's kernels: each synchronising instruction of their PTX is removed in turn, and
-the script runs again under the checker. A mutant that nothing notices - no finding, no deadlock, no
-refusal, no complaint of the script - is a wait that your tests do not need, or a test that says
-little: give the script a problem with more tiles, and let it compare its results.
+the script runs again with the checker. If nothing notices a mutant (no finding, no deadlock, no
+refusal, no error of the script), the instruction is not needed by your tests, or the tests are
+weak: give the script a problem with more tiles, and let it compare its results.
 
-Mutants that by a rule mean the same as their kernel are set aside with the reason. Every verdict is
-in the JSON file at once; what stands there for the same PTX and flags is not judged again, so that
-an interrupted campaign goes on.
+Mutants that are equivalent to their kernel by a rule are listed with the reason. Every verdict is
+written to the JSON file at once. Verdicts in the file for the same PTX and flags are reused, so
+that an interrupted campaign can be resumed.
 
 {PROTOCOL}
 
 {EXIT_CODES}
-Here 1 means that something went unnoticed, or that the script fails as it is."""
+Here 1 means that a mutant went unnoticed, or that the script fails without mutants."""
 _LEAST_PATIENCE = (
     60.0  # seconds; a run of a mutant may also be this many times as long as the first
 )
@@ -84,7 +84,7 @@ def main(words: list[str] | None, program: str | None = None) -> int:
     parser = arguments_of(program)
     options = parse(parser, words)
     if options.jobs < 1:
-        parser.error(f"--jobs {options.jobs}; at least 1")
+        parser.error(f"--jobs {options.jobs}; must be at least 1")
 
     from ptxemu.commands.workers import first_run
 
@@ -115,24 +115,28 @@ def arguments_of(program: str | None) -> argparse.ArgumentParser:
     parser = parser_of(program, ABOUT)
     add_schedule_arguments(parser)
     parser.add_argument(
-        "--strict", action="store_true", help="what only the manual's text asks for notices, too"
+        "--strict",
+        action="store_true",
+        help="also count notes on what only the manual's text requires",
     )
     add_limit(parser, 120.0)
     parser.add_argument(
         "--kind",
         action="append",
         metavar="TEXT",
-        help="classes of mutation whose name contains it, repeatable (default: remove)",
+        help="classes of mutation whose name contains this text; repeatable (default: remove)",
     )
-    parser.add_argument("--classes", action=_PrintClasses, nargs=0, help="print them, and end")
-    parser.add_argument("--list", action="store_true", help="print the mutants and judge none")
+    parser.add_argument(
+        "--classes", action=_PrintClasses, nargs=0, help="print the classes, and stop"
+    )
+    parser.add_argument("--list", action="store_true", help="print the mutants; judge none")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default 1)")
     parser.add_argument(
         "--json",
         type=output_file,
         default=Path("ptxemu-mutants.json"),
         metavar="FILE",
-        help="where verdicts are kept (default ptxemu-mutants.json)",
+        help="file of the verdicts (default ptxemu-mutants.json)",
     )
     return parser
 

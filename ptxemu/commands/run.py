@@ -62,9 +62,9 @@ def _line_of(error: BaseException, script: str) -> str:
 ABOUT = """\
 Run a CuTe DSL script on a CPU: its kernels' PTX for sm_100a is emulated.
 
-The script is as it is: tensors on "cuda" lie in CPU memory, and all that follows its name are its
-own arguments. Exit code: the script's own; 1 where it is 0 and the checker found errors; 2 for
-flags that make no sense. `elapsed_time` and benchmarks inside mean nothing here."""
+The script needs no changes: tensors on "cuda" are in CPU memory, and everything after its name is
+an argument of the script. Exit code: the script's, or 1 if that is 0 and the checker found errors;
+2 for invalid flags. `elapsed_time` and benchmarks in the script mean nothing here."""
 
 
 def main(words: list[str] | None, program: str | None = None) -> int:
@@ -116,7 +116,9 @@ def parser_of(program: str | None = None) -> argparse.ArgumentParser:
         usage="%(prog)s [options] (SCRIPT | -m MODULE) [ARGUMENT ...]",
     )
     parser.add_argument("--policy", choices=POLICIES, default=POLICIES[0], help="schedule of warps")
-    parser.add_argument("--seed", type=int, default=0, help="of the random and adversarial policy")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the random and adversarial policies"
+    )
     subjects.add_limit(parser, 60.0)
     subjects.add_processes(parser)
     parser.add_argument(
@@ -127,6 +129,6 @@ def parser_of(program: str | None = None) -> argparse.ArgumentParser:
     parser.add_argument(
         "-m", dest="module", nargs=argparse.REMAINDER, help="run a module with its arguments"
     )
-    parser.add_argument("script", nargs="?", help="the script, with all that follows for it")
+    parser.add_argument("script", nargs="?", help="the script; everything after it is passed to it")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser

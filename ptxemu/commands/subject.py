@@ -49,14 +49,14 @@ class Progress:
 
 RIGHT, WRONG, REFUSED = 0, 1, 2  # exit codes; 2 is argparse's, too
 EXIT_CODES = """\
-Exit code 0: all is right; 1: errors, findings, a launch that stopped early, a failure;
-2: refused: nothing to run, nothing was launched, or flags that make no sense."""
+Exit code 0: nothing is wrong; 1: errors, findings, a launch that stopped early, a failure;
+2: refused: nothing to run, nothing was launched, or invalid flags."""
 PROTOCOL = """\
 The protocol of --module: `function(context)`, or `function()`, makes the inputs, compiles and
 launches, on "cuda" or CPU tensors. It may compare results; an exception is a failure.
-`context.arguments` are the words behind the options (after "--" where the first begins with a
-dash), `context.policy` and `context.seed` the schedule. The file is imported once and the function
-called once for each run, so that it may keep what it compiled."""
+`context.arguments` are the words after the options (after "--" if the first begins with a dash),
+`context.policy` and `context.seed` the schedule. The file is imported once and the function is
+called once per run, so it may keep what it compiled."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def add_limit(parser: argparse.ArgumentParser, seconds: float, what: str = "") -
         type=float,
         default=seconds,
         metavar="SECONDS",
-        help=f"refuse a launch estimated above this{what} (default {seconds:g}; 0: no limit)",
+        help=f"refuse a launch estimated to take longer{what} (default {seconds:g}; 0: no limit)",
     )
 
 
@@ -111,7 +111,7 @@ def add_processes(parser: argparse.ArgumentParser) -> None:
         type=_processes,
         default=1,
         metavar="N",
-        help="that share the CTAs of a launch, where these do not talk to each other (default 1)",
+        help="processes that share the CTAs of a launch if these do not communicate (default 1)",
     )
 
 

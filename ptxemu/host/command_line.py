@@ -46,7 +46,7 @@ def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=_said("Watch.parse"),
         metavar="SPACE:FIRST+COUNT[@CTA]",
-        help="who writes there: bytes of global, smem, param<N>, columns of tmem; may be repeated",
+        help="report writes to bytes of global, smem, param<N>, columns of tmem; may be repeated",
     )
     group.add_argument(
         "--watch-keep", type=int, default=20, metavar="N", help="newest writes kept (default 20)"
@@ -55,7 +55,9 @@ def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
         "--last", type=int, default=0, metavar="N", help="print the last N events if a launch fails"
     )
     group.add_argument(
-        "--name-printf", action="store_true", help="begin what a kernel prints with CTA and warp"
+        "--name-printf",
+        action="store_true",
+        help="prefix the lines that a kernel prints with CTA and warp",
     )
 
 
@@ -66,7 +68,7 @@ def add_place_arguments(group: argparse._ActionsContainer) -> None:
         action="append",
         default=[],
         metavar="FILE.py:LINE",
-        help="where (or ptx:LINE); before the line is executed; may be repeated",
+        help="stop before this line (or ptx:LINE) is executed; may be repeated",
     )
     group.add_argument("--cta", type=_said("parse_cta"), help="only this CTA: index, or x,y,z")
     group.add_argument("--warp", type=int, help="only this warp of a CTA")
@@ -74,7 +76,7 @@ def add_place_arguments(group: argparse._ActionsContainer) -> None:
         "--when",
         default="",
         metavar="CONDITION",
-        help='such as "step==3 and %%r7 > 0"; step counts the arrivals of a warp from 0',
+        help='such as "step==3 and %%r7 > 0"; step counts from 0 how often a warp gets there',
     )
     group.add_argument(
         "--region",
@@ -82,10 +84,10 @@ def add_place_arguments(group: argparse._ActionsContainer) -> None:
         default=[],
         type=_said("Region.parse"),
         metavar="NAME=OFFSET,ROWS,COLUMNS,DTYPE[,SWIZZLE]",
-        help="a matrix in shared memory to dump by name, its swizzle (such as 128B) undone",
+        help="dump a matrix in shared memory by name, with its swizzle (such as 128B) undone",
     )
     group.add_argument(
-        "--dump-limit", type=int, default=16, metavar="N", help="moments of a launch (default 16)"
+        "--dump-limit", type=int, default=16, metavar="N", help="most dumps per launch (default 16)"
     )
 
 
@@ -94,7 +96,7 @@ def inspection_of(arguments: argparse.Namespace) -> Inspect | None:
     from ptxemu.request import Inspect, Stop
 
     if bool(arguments.dump) != bool(arguments.at):
-        raise ValueError("--dump and --at belong together: what, and where")
+        raise ValueError("--dump and --at must be given together: what, and where")
     stops = tuple(
         Stop(
             at=at,
@@ -187,13 +189,15 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
         help="report races, data never written, leaks and misused barriers; exit code 1 on errors",
     )
     group.add_argument(
-        "--strict", action="store_true", help="and, as notes, what only the manual's text asks for"
+        "--strict",
+        action="store_true",
+        help="also report, as notes, what only the manual's text requires",
     )
     group.add_argument(
         "--check-json",
         type=output_file,
         metavar="FILE",
-        help="write the findings there as well; until the end each goes to FILE.partial at once",
+        help="also write the findings to this file; until then, each goes to FILE.partial",
     )
 
 

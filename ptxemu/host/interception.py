@@ -14,7 +14,7 @@ from ptxemu.host.runtime_symbols import Launcher
 
 # Libraries that keep compiled kernels on disk load what they have exported, and go on without that
 # where an export fails.
-_NOT_EXPORTED = "ptxemu: what is exported has no PTX, so kernels that are emulated stay in memory"
+_NOT_EXPORTED = "ptxemu: emulated kernels cannot be exported, since an export has no PTX"
 
 
 class _Executor:

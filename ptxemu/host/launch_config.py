@@ -128,9 +128,8 @@ def require_allowed(config: LaunchConfig, attributes: dict[int, int], target: st
     allowed = attributes.get(_MAX_DYNAMIC_SHARED_MEMORY, _SHARED_MEMORY)
     if config.smem_bytes > allowed:
         raise HardwareRefusal(
-            f"a launch with {config.smem_bytes} bytes of dynamic shared memory, of which the kernel"
-            f" may have {allowed}; the host has to set"
-            " cudaFuncAttributeMaxDynamicSharedMemorySize"
+            f"a launch with {config.smem_bytes} bytes of dynamic shared memory; the kernel may have"
+            f" {allowed}, unless the host sets cudaFuncAttributeMaxDynamicSharedMemorySize"
         )
     cluster = cluster_wished(config, attributes)
     refusal = cluster_refusal(prod(cluster or ()), target, may_be_large(config, attributes))

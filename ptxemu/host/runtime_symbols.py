@@ -210,7 +210,7 @@ class RuntimeSymbols:
         )
         if any(codes):
             _set_ffi_error("the module's library could not be loaded")
-            raise RuntimeError(f"loading the module's library gave the CUDA errors {codes}")
+            raise RuntimeError(f"loading the module's library returned the CUDA errors {codes}")
 
     @_symbol("_cudaKernelSetAttributeForDevice", "piii")
     @_symbol("_cudaFuncSetAttribute", "pii")

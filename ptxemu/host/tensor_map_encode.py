@@ -81,7 +81,7 @@ def encode_pixels(*values: int) -> None:
     given = Im2colArguments(*values)
     if not MIN_RANK <= given.rank <= MAX_RANK:
         raise HardwareRefusal(
-            f"cuTensorMapEncodeIm2col of {given.rank} dimensions; has {MIN_RANK} to {MAX_RANK}"
+            f"cuTensorMapEncodeIm2col of {given.rank} dimensions; must be {MIN_RANK} to {MAX_RANK}"
         )
     _, *inner, images = _read(ctypes.c_uint32, given.element_strides, given.rank)
     if images != 1:

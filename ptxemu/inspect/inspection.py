@@ -77,10 +77,10 @@ class Inspection:
     def _pointer(self, parameter: int) -> int:
         places = self._program.layout.params
         if parameter >= len(places):
-            raise ValueError(f"the kernel has {len(places)} parameters")
+            raise ValueError(f"parameter {parameter}: the kernel has {len(places)} parameters")
         offset, nbytes = places[parameter]
         if nbytes < _POINTER:
-            raise ValueError(f"parameter {parameter} has {nbytes} bytes, no pointer")
+            raise ValueError(f"parameter {parameter} has {nbytes} bytes, so it is not a pointer")
         return int.from_bytes(self._params[offset : offset + _POINTER].tobytes(), "little")
 
     # -- what was seen ----------------------------------------------------------------------

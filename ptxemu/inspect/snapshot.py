@@ -302,7 +302,7 @@ class Snapshot:
     def tensor_memory(self, dtype: str = "f32") -> np.ndarray:
         """float32 [lane, element]: cells as f32, or as two bf16 or f16 each."""
         if self.tensor is None:
-            raise ValueError("tensor memory was not asked for")
+            raise ValueError("tensor memory was not requested: add it to `dump`")
         return tensor_memory(self.tensor, dtype)
 
 

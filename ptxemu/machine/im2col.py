@@ -92,7 +92,7 @@ def require_box(box: PixelBox, sizes: tuple[int, ...], pixels: int) -> None:
             )
     if any(first >= end for first, end in box.span(sizes)):
         raise HardwareRefusal(
-            f"im2col box from {box.lower} to {box.upper} behind the tensor of {sizes} (W first) is"
+            f"im2col box from {box.lower} to {box.upper} beyond the ends of {sizes} (W first) is"
             " empty"
         )
     if not all(1 <= stride <= MAX_TRAVERSAL for stride in box.strides):

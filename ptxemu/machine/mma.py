@@ -191,7 +191,9 @@ def execute(ctas: Sequence[MmaCta], what: Mma, sums: Rule | None = None) -> None
         own_a, own_b = _operands(ctas, cta, what, all_b)
         cells = cta.tmem.accumulator(d, m, instr.n, group)
         if isinstance(a, int) and a >> 16 != d >> 16:  # PTX ISA, Layout F
-            raise HardwareRefusal(f"A of M={m} at TMEM lane {a >> 16}, D at lane {d >> 16}")
+            raise HardwareRefusal(
+                f"A of M={m} at TMEM lane {a >> 16}, D at lane {d >> 16}; must be equal"
+            )
         kept = None if protected is None else protected[rank]
         saved = None if kept is None else cta.tmem.cells[:, kept]
         if own_a.ndim > 2:
@@ -222,7 +224,7 @@ def _read_operand_a(cta: MmaCta, a: SmemDesc | int, idesc: InstrDesc, cta_group:
     if isinstance(a, SmemDesc):
         return read_operand(cta.smem, a, *idesc.shape_of_a(cta_group))
     if idesc.a_mn_major:
-        raise HardwareRefusal("MMA with MN-major A in TMEM")
+        raise HardwareRefusal("MMA with MN-major A in TMEM, must be K-major")
     nbytes = line_bytes(idesc.a_format, idesc.a_k)
     m, group = idesc.data_path(cta_group)
     if idesc.stationary and group > 1:
@@ -307,7 +309,8 @@ def require_sparse(what: Mma) -> None:
     for name, address in (("its metadata", what.metadata), ("it", what.a)):
         if isinstance(address, int) and address >> 16 != what.d >> 16:
             raise HardwareRefusal(
-                f"A is sparse: {name} at TMEM lane {address >> 16}, D at lane {what.d >> 16}"
+                f"A is sparse: {name} at TMEM lane {address >> 16}, D at lane {what.d >> 16}; must"
+                " be equal"
             )
 
 

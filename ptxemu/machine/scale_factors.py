@@ -104,16 +104,17 @@ def require_scales(idesc: InstrDesc, scales: Scales | None) -> None:
         return
     allowed = _FORMATS.get((idesc.kind, scales.blocks))
     if allowed is None:
-        raise HardwareRefusal(f"kind::{idesc.kind} with {scales.blocks} scale factors a row")
+        raise HardwareRefusal(f"kind::{idesc.kind} with {scales.blocks} scale factors per row")
     if idesc.scale_format not in allowed:
         raise HardwareRefusal(
-            f"kind::{idesc.kind} with {scales.blocks} scale factors a row of {idesc.scale_format},"
-            f" must be of {allowed}"
+            f"kind::{idesc.kind} with {scales.blocks} scale factors per row in"
+            f" {idesc.scale_format}, must be one of {allowed}"
         )
     for name, first in (("A", idesc.a_scale_id), ("B", idesc.b_scale_id)):
         if first % scales.blocks:
             raise HardwareRefusal(
-                f"scale id {first} of {name} with {scales.blocks} scale factors a row"
+                f"scale id {first} of {name}, must be a multiple of {scales.blocks} scale factors"
+                " per row"
             )
 
 

@@ -172,8 +172,8 @@ class Scheduler:
         if estimate > limit:
             raise LimitExceeded(
                 f"this launch is estimated at {estimate:.0f} s ({self.finished} of {self.total} "
-                f"clusters in {elapsed:.0f} s), above the limit of {limit:.0f} s; take a smaller "
-                "problem, or no limit: --limit 0, Options(limit=None)"
+                f"clusters in {elapsed:.0f} s), above the limit of {limit:.0f} s; run a smaller "
+                "problem, or remove the limit: --limit 0, Options(limit=None)"
             )
 
     # -- nothing can move -------------------------------------------------------------------

@@ -129,8 +129,8 @@ class NamedBarrier:
         """Count an arrival of a warp; True when it completes the barrier."""
         if self.arrived and self.count != count:
             raise HardwareRefusal(
-                f"barrier {self.ident}: {count} threads expected here, {self.count} by "
-                "those that arrived before"
+                f"barrier {self.ident}: {count} threads expected here, but {self.count} by "
+                "threads that arrived before"
             )
         self.count = count
         self.arrived += threads
@@ -753,7 +753,7 @@ class Warpgroup:
         found = self.gathering.setdefault(own.issued, Multiplication(self, own.issued, operands))
         if found.operands != operands:
             raise HardwareRefusal(
-                f"{w.name()} executes {_told(operands)}, another warp of its warpgroup"
+                f"{w.name()} executes {_told(operands)}, but another warp of its warpgroup"
                 f" {_told(found.operands)}; all four execute one instruction, with equal operands"
             )
         found.parts[w.index - self.first] = part
@@ -765,7 +765,7 @@ class Warpgroup:
     def require_whole(self) -> None:
         """At the end of the CTA, each operation has been executed by all four warps."""
         for each in self.gathering.values():
-            raise HardwareRefusal(f"the CTA has ended, and {each}", line=each.operands[1])
+            raise HardwareRefusal(f"the CTA has ended, but {each}", line=each.operands[1])
 
     def commit(self, w: Warp) -> None:
         own = self.of(w)

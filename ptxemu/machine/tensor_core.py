@@ -74,7 +74,7 @@ def decode_in_tmem(fmt: str, image: np.ndarray) -> np.ndarray:
     poison = np.repeat(image.view(np.uint32) == POISON, 4, axis=-1)
     if (beside & ~poison).any():
         raise UnsupportedPtx(
-            f"A of {fmt} in TMEM has bits set beside its elements, which are bits {lowest} to"
+            f"A in {fmt} in TMEM has bits set outside its elements, which are bits {lowest} to"
             f" {lowest + bits - 1} of their bytes"
         )
     return np.where(poison, np.float32(np.nan), values)
@@ -218,7 +218,7 @@ def _require_legal(kept: np.ndarray, codes: np.ndarray, legal: frozenset[int]) -
         told = ", ".join(f"0b{code:04b}" for code in sorted(legal))
         raise HardwareRefusal(
             f"sparsity metadata 0b{codes[row, group]:04b} of row {row}, group {group} of A, which"
-            f" has an element other than 0; must be of {told}"
+            f" has an element other than 0; must be one of {told}"
         )
 
 

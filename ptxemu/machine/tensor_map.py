@@ -266,7 +266,9 @@ def _require_legal(tm: TensorMap) -> None:
     """The limits of cuTensorMapEncodeTiled and Im2col; also met by tensormap.replace'd maps when
     used."""
     if tm.nan_fill and tm.dtype not in _FLOATS:
-        raise HardwareRefusal(f"tensor map of {tm.dtype} that fills with NaN; needs {_FLOATS}")
+        raise HardwareRefusal(
+            f"tensor map of {tm.dtype} that fills with NaN; needs one of {_FLOATS}"
+        )
     if tm.pixels is not None:
         require_box(tm.pixels, tm.dims[1:-1], tm.box[1])
     alignment = 32 if tm.padded else 16

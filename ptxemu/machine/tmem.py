@@ -142,7 +142,7 @@ class Tmem:
         if never:
             column = (never & -never).bit_length() - 1
             raise HardwareRefusal(
-                f"TMEM not allocated: column {column:#x}; columns that are: {self._listed()}"
+                f"TMEM not allocated: column {column:#x}; allocated columns: {self._listed()}"
             )
         self._find("tmem", "tensor memory is accessed after its deallocation")
 
@@ -314,7 +314,7 @@ def _mask(column: int, count: int) -> int:
 def _require_allocation_size(columns: int) -> None:
     if columns not in _ALLOCATION_SIZES:
         raise HardwareRefusal(
-            f"TMEM allocation of {columns} columns, must be of {_ALLOCATION_SIZES}"
+            f"TMEM allocation of {columns} columns, must be one of {_ALLOCATION_SIZES}"
         )
 
 

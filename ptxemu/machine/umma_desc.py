@@ -178,7 +178,7 @@ def instr_desc(kind: str, value: int) -> InstrDesc:
     sparse, selector = bool(value & _SPARSE), value & 0x3
     _require_selector(kind, sparse, selector, value)
     if packed and sparse and value & _PACKED_VERSION:
-        raise HardwareRefusal(f"instruction descriptor {value:#010x}: sparsity of another version")
+        raise HardwareRefusal(f"instruction descriptor {value:#010x}: other version of sparsity")
     if packed and value & _K_SIZE:
         raise HardwareRefusal(f"instruction descriptor {value:#010x}: K is 64 on sm_100a")
     k, operand_formats, d_formats = _KINDS[kind]

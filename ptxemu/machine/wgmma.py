@@ -90,7 +90,7 @@ def smem_desc(value: int) -> SmemDesc:
     if value & _RESERVED:
         raise HardwareRefusal(f"wgmma descriptor {value:#018x}: reserved bits are set")
     if value >> 49 & 0x7:
-        raise UnsupportedPtx(f"wgmma descriptor {value:#018x}: a base offset")
+        raise UnsupportedPtx(f"wgmma descriptor {value:#018x}: base offset")
     return SmemDesc(
         start=(value & 0x3FFF) << 4,
         leading=(value >> 16 & 0x3FFF) << 4,

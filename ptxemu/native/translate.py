@@ -165,7 +165,7 @@ class Expressions:
     def _where(self, node: ast.Subscript) -> tuple[type[Pointer], str]:
         pointer = self._value(node.value)
         if not is_pointer(pointer.type):
-            self._fail(node, "an element of what is no pointer")
+            self._fail(node, "an element of a value that is not a pointer")
         index = self._as(self._value(node.slice), "i64")
         element = _element(pointer.type)
         where = self._do(f"getelementptr inbounds {element}, ptr {pointer.text}, i64 {index}")
@@ -278,7 +278,7 @@ class Expressions:
     def _common(self, node: ast.AST, left: Value, right: Value) -> Any:
         types = {left.type, right.type} - {"literal", "i1"}
         if len(types) > 1:
-            self._fail(node, "two types; say which: float(x), f32(x), int(x)")
+            self._fail(node, "two types; convert one with float(x), f32(x) or int(x)")
         if types:
             return types.pop()
         literals = [v.text for v in (left, right) if v.type == "literal"]
@@ -298,7 +298,9 @@ class Expressions:
             return Value(found, "literal")
         if isinstance(found, Pointer) and found.array is not None:
             return self._table(node.id, type(found), found.array)
-        return self._fail(node, f"{node.id} is not assigned before, nor a constant of its module")
+        return self._fail(
+            node, f"{node.id} is neither assigned before nor a constant of its module"
+        )
 
     def _e_attribute(self, node: ast.Attribute) -> Value:
         """A constant of another module."""
@@ -309,7 +311,7 @@ class Expressions:
         )
         found = getattr(module, node.attr, None) if isinstance(module, ModuleType) else None
         if type(found) not in (int, float, bool):
-            return self._fail(node, f"{node.attr} is no constant of a module")
+            return self._fail(node, f"{node.attr} is not a constant of a module")
         return Value(found, "literal")
 
     def _table(self, name: str, pointer: type[Pointer], values: np.ndarray) -> Value:

@@ -97,7 +97,7 @@ def without_metadata(c: Lower, i: Instr) -> tuple[list[Any], list[Value]]:
     if "sp" not in i.parts[2:4]:
         return operands, []
     if len(operands) < 6 or not isinstance(operands[3], Addr):
-        raise UnsupportedPtx(f"{i.opcode} without the address of sparsity metadata behind B")
+        raise UnsupportedPtx(f"{i.opcode} without the address of sparsity metadata after B")
     return operands, [c.address(operands.pop(3), 32)]
 
 

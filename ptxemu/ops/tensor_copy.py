@@ -108,7 +108,7 @@ def _mode(i: Instr, f: Match, modes: tuple[str, ...]) -> str:
     if len(named) > 1 or mode not in modes:
         raise _unsupported(i, "unsupported form of cp")
     if mode.startswith("im2col::w"):
-        raise _unsupported(i, "of the tensor maps of the wide im2col modes nothing is known:")
+        raise _unsupported(i, "tensor maps of the wide im2col modes are undocumented:")
     if mode in ("tile::gather4", "tile::scatter4") and _rank(f) != 2:
         raise _unsupported(i, "unsupported form of cp")
     if mode.startswith("im2col") and _rank(f) < MIN_RANK:

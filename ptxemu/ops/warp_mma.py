@@ -95,7 +95,7 @@ def _in_bytes(type_: str, image: np.ndarray) -> np.ndarray:
     bits, lowest = _IN_BYTES[type_]
     if (image & np.uint8(0xFF ^ ((1 << bits) - 1) << lowest)).any():
         raise UnsupportedPtx(
-            f"an element of {type_} with bits set beside it; it has bits {lowest} to"
+            f"an element in {type_} with bits set outside it; it has bits {lowest} to"
             f" {lowest + bits - 1} of its byte"
         )
     return _VALUES[type_](image >> np.uint8(lowest))

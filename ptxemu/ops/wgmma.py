@@ -181,7 +181,7 @@ def wgmma_group(w: Warp) -> Any:
     """The warpgroup of a warp that executes one of these instructions."""
     target = w.program.entry.target
     if target != _TARGET:
-        raise UnsupportedPtx(f"wgmma is of .target {_TARGET} alone, and this is {target or 'none'}")
+        raise UnsupportedPtx(f"wgmma needs .target {_TARGET}, but this is {target or 'none'}")
     if w.frag.mask != ALL:
         raise HardwareRefusal(f"wgmma by lanes {w.frag.mask:#010x} of {w.name()}; must be all 32")
     return _warpgroup_of(w)
@@ -335,6 +335,6 @@ def _warpgroup_of(w: Warp) -> Warpgroup:
     found = w.cta.warpgroups.get(first)
     if found is None:
         if len(w.cta.warps) < first + WARPS:
-            raise HardwareRefusal(f"wgmma by {w.name()}, whose warpgroup has not four warps")
+            raise HardwareRefusal(f"wgmma by {w.name()}: its warpgroup has fewer than four warps")
         found = w.cta.warpgroups[first] = Warpgroup(w.cta, first)
     return found

@@ -97,7 +97,7 @@ class _Inliner:
         if len(actuals) != len(callee.formals):
             raise _refused(instr, f"a call of {name} with {len(actuals)} results and arguments")
         if len(open_) == MOST_NESTED:
-            raise _refused(instr, f"more than {MOST_NESTED} calls in each other")
+            raise _refused(instr, f"more than {MOST_NESTED} nested calls")
         if self.calls == MOST_CALLS:
             raise _refused(instr, f"more than {MOST_CALLS} calls in a kernel, all of them inlined")
         self.calls += 1

@@ -33,7 +33,7 @@ def register_count(count: int, known: int) -> range:
     """Numbers of so many registers, in an entry that has `known` others. ValueError for too many,
     or less than none."""
     if not 0 <= count <= MOST_REGISTERS - known:
-        raise ValueError(f"{count} registers beside {known}, at most {MOST_REGISTERS} in a kernel")
+        raise ValueError(f"{count} registers besides {known}, at most {MOST_REGISTERS} in a kernel")
     return range(count)
 
 

@@ -479,7 +479,7 @@ class Parser:
         negated, word = self.accept("!"), self.next()
         name = self.scopes.resolve(word)
         if self.entry is None or self.entry.registers.get(name) != "pred":
-            self.fail(f"{word!r} is no register of type .pred")
+            self.fail(f"{word!r} is not a register of type .pred")
         return Not(Reg(name)) if negated else Reg(name)
 
     def operand(self) -> object:

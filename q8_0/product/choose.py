@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 WIDE_GROUP = 16  # tiles of tokens that are neighbours in the grid, at most
 MOST_STAGES = 4
 SMALL_SMEM = 100 << 10  # of an SM that has no room for two CTAs
-# Compute capability 10.x adds two fp32 numbers at a time. What is APART, ptxas spills for others of
-# these.
+# Compute capability 10.x adds two fp32 numbers at a time. On the other ones here, ptxas spills with
+# APART.
 ADDING = {
     **{(layout, arch): PAIRS for layout in LAYOUTS for arch in ("sm_100a", "sm_103a")},
     **{(layout, arch): NEAR for layout in LAYOUTS for arch in ("sm_120a", "sm_121a")},
@@ -50,12 +50,12 @@ TWO_CTAS: tuple[Shape, ...] = (
 )
 ONE_CTA: tuple[Shape, ...] = ((64, 64, 2, 4, 1), *TWO_CTAS[1:])
 ONE_CTA_SPLIT: tuple[Shape, ...] = ((32, 64, 4, 2, 1), *TWO_CTAS[1:])
-# On compute capability 10.3 an mma of int8 takes many cycles, and ptxas more registers for what
-# stands beside it; smaller tiles are not spilled.
+# On compute capability 10.3 an int8 mma takes many cycles, and ptxas uses more registers for the
+# code around it; smaller tiles do not spill.
 SLOW_MMA = ((32, 64, 4, 2, 1), (32, 32, 2, 2, 2), (32, 32, 1, 4, 2), (16, 32, 1, 4, 3))
-# Time of an element of a tile by warp_tokens and warp_rows, and what is lost where an SM has fewer
-# CTAs at a time than it has room for, in CTAs. H200, 20 random shapes: 6 % slower than the fastest
-# of nine at most, 1 % on the average.
+# TIME_OF: time of an element of a tile by (warp_tokens, warp_rows). LOST: loss, in CTAs, if an SM
+# runs fewer CTAs than fit. H200, 20 random shapes: at most 6 % slower than the fastest of nine, 1 %
+# on average.
 TIME_OF = {(64, 64): 1.0, (32, 64): 1.05, (32, 32): 1.35, (16, 32): 2.3}
 LOST = 0.25
 
@@ -142,8 +142,8 @@ def _shapes(layout: str, arch: str, sizes: Sizes) -> tuple[Shape, ...]:
         shapes = ONE_CTA if layout == SOA else ONE_CTA_SPLIT
     tokens, rows, by_tokens, by_rows, _ = shapes[0]
     small = sizes.tokens < tokens * by_tokens or sizes.rows < rows * by_rows
-    # Rows of blocks that are clamped take registers that the largest tiles do not leave; and fewer
-    # than 128 tokens are more CTAs in tiles of 64.
+    # Clamped rows of blocks need more registers than the largest tiles leave, and fewer than 128
+    # tokens give more CTAs with tiles of 64.
     return shapes[1:] if small and layout == INTERLEAVED else shapes
 
 
@@ -159,7 +159,7 @@ def fitting(config: ProductConfig, arch: str) -> ProductConfig:
             found = replace(config, ctas_per_sm=ctas, stages=stages)
             if found.smem_bytes <= room:
                 return found
-    raise ValueError(f"{config}: {config.smem_bytes} bytes do not fit an SM of {arch}")
+    raise ValueError(f"{config}: {config.smem_bytes} bytes of shared memory do not fit on {arch}")
 
 
 def group_of(tokens: int, tile: int) -> tuple[int, int]:
@@ -208,7 +208,7 @@ def measured(config: ProductConfig, sizes: Sizes, arch: str, device: torch.devic
     def check(other: ProductConfig) -> None:
         shape = {name: getattr(other, name) for name in OPTIONS}
         if shape not in choices(problem_of(config, sizes), arch):
-            raise ValueError(f"{shape}: none of the shapes of its problem")
+            raise ValueError(f"{shape} is not among the shapes for its problem")
 
     def asked(_: ProductConfig) -> Problem:
         return problem_of(config, sizes)

@@ -17,10 +17,10 @@ CHUNK_BYTES = hw.SMEM_UNIT_BYTES
 CHUNKS = STAGE_K // CHUNK_BYTES  # of a row and stage
 MMA_TOKENS, MMA_ROWS = 16, 8
 OWN_ROWS = 8  # neighbours in the result that a lane has
-HALVES = 2  # buffers of what is made from a stage just before it is multiplied
+HALVES = 2  # buffers of data that is converted from a stage just before the product
 ALIGNED_BLOCKS = 8  # 272 bytes: from here on blocks begin at multiples of 16 bytes again
-# Chunks in which two blocks of a row lie: 68 bytes that begin 0, 4, 8 or 12 bytes behind a multiple
-# of 16, or, where rows begin anywhere, up to 14.
+# Number of 16-byte chunks with two blocks of a row: 68 bytes that begin 0, 4, 8 or 12 bytes after a
+# multiple of 16; up to 14 bytes after if rows begin anywhere.
 RAW_CHUNKS, RAW_CHUNKS_ANYWHERE = 5, 6
 APART, NEAR, PAIRS = "apart", "near", "pairs"  # see ProductConfig.adding
 

@@ -84,7 +84,7 @@ class Product:
         """All stages of K."""
         config = self.config
         ahead = config.stages - 1
-        # Behind the barrier all warps of few would wait for copies, and then for what they read.
+        # With few warps, copies right after the barrier would delay all of them, and their reads.
         late = config.ctas_per_sm > 1
         x_scales, w_scales = self.loader.token_scales(scope), self.loader.weight_scales(scope)
         self.load_scales(scope, Int32(0), x_scales, w_scales)
@@ -98,7 +98,7 @@ class Product:
         self.load_scales(scope, Int32(1), x_scales, w_scales)
         acc, places = self.blocks.accumulator(), self.blocks.places(scope.smem)
         for step in cutlass.range(scope.steps, unroll=1):
-            # Interleaved blocks are taken apart a step before they are multiplied.
+            # Interleaved blocks are split one step before their product.
             cute.arch.cp_async_wait_group(ahead - (2 if config.interleaved else 1))
             cute.arch.sync_threads()
             if cutlass.const_expr(not late):

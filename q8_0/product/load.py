@@ -229,8 +229,8 @@ class SoaLoader(Loader):
 
 # ---- Interleaved weights: blocks of GGUF on their way to quants and scales
 #
-# cp.async brings the chunks of 16 bytes in which two blocks of a row lie, 68 bytes. A stage later a
-# thread takes a block apart: 34 bytes that begin at a multiple of 2.
+# cp.async copies the 16-byte chunks that contain two blocks of a row (68 bytes). A stage later a
+# thread splits a block: 34 bytes that begin at a multiple of 2.
 
 STAGE_BYTES = BLOCKS_OF_STAGE * BLOCK_BYTES
 STAGES_OF_TURN = ALIGNED_BLOCKS // BLOCKS_OF_STAGE

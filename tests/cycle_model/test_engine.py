@@ -311,7 +311,7 @@ def test_what_is_dropped_does_nothing(decoded):
     [
         ("nonsense=1", "no parameter 'nonsense'"),
         ("stall NOSUCH=1", "has no NOSUCH"),
-        ("tma_row=fast", "'fast' is no number"),
+        ("tma_row=fast", "'fast' is not a number"),
         ("stall MUFU", "NAME=NUMBER"),
     ],
 )

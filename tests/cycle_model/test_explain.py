@@ -121,7 +121,7 @@ def test_exponentials_closer_together():
         ("stall MUFU.EX2=-1", "not within 0 .. 15"),
         ("clock=-1", "not within 0"),
         ("move MUFU.EX2@9 by 1", "there are 6"),
-        ("move MUFU.EX2@0 by 1", "K from 1 on"),
+        ("move MUFU.EX2@0 by 1", "K at least 1"),
         ("move MUFU.EX2", "move OPCODE by N"),
     ],
 )

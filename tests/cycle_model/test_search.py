@@ -290,7 +290,7 @@ def test_a_dropped_atomic_is_noticed():
     bind(recording).cluster(0)
     warp = next(w for w in recording.warps if any(event.what == r.ATOMIC for event in w.events))
     warp.events = [event for event in warp.events if event.what != r.ATOMIC]
-    with pytest.raises(ValueError, match=r"'atom.*not what that did"):
+    with pytest.raises(ValueError, match=r"'atom.*not its effect"):
         bind(recording).cluster(warp.cluster)
 
 

@@ -117,7 +117,7 @@ def broken_rules(config: Any) -> list[str]:
     if config.page_size and not config.kv_lens:
         found.append("pages without kv_lens")
     if config.page_size and config.varlen_k:
-        found.append("pages and cu_seqlens_k")
+        found.append("pages conflict with cu_seqlens_k")
     if config.rope_dim not in range(0, _v_dim(config) + 1, 2):
         found.append(f"rope_dim {config.rope_dim}")
     found += [

@@ -36,7 +36,7 @@ REFUSED = attentions.REFUSED | {
     ),
     "config": (tensors(), {"config": AttentionConfig(k_stages=99)}, ValueError, "232448"),
     "causal and right": (tensors(), {"causal": True, "window": (3, 2)}, ValueError, "=(3, 2)"),
-    "sinks raw": (tensors(), {"sinks": SINKS, "normalize": False}, ValueError, "no denominator"),
+    "sinks raw": (tensors(), {"sinks": SINKS, "normalize": False}, ValueError, "a raw O has none"),
     "offset type": (tensors(), {"q_offset": 1.5}, TypeError, "q_offset is float"),
     "offset range": (tensors(), {"q_offset": 1 << 29}, ValueError, "536870911"),
     "offset table": (
@@ -55,7 +55,7 @@ REFUSED = attentions.REFUSED | {
         PACKED_Q, {"cu_seqlens_q": torch.tensor([0, 8])}, ValueError, "cu_seqlens_q is torch.int64",
     ),
     "no starts": (PACKED_Q, {"cu_seqlens_q": torch.zeros(0, dtype=INT)}, ValueError, "is empty"),
-    "starts begin": (PACKED_Q, starts(1, 8), ValueError, "[1, 8]: from 0"),
+    "starts begin": (PACKED_Q, starts(1, 8), ValueError, "[1, 8]: not ascending from 0"),
     "starts fall": (PACKED_Q, starts(0, 5, 3, 8), ValueError, "batch 3"),
     "starts of keys fall": (PACKED_K, starts(0, 9, side="k"), ValueError, "to 8, the packed"),
     "starts disagree": (PACKED_K, starts(0, 4, 8, side="k"), ValueError, "expected torch.int32 (2"),
@@ -64,7 +64,7 @@ REFUSED = attentions.REFUSED | {
     ),
     "longest alone": (tensors(), {"max_seqlen_q": 8}, ValueError, "without cu_seqlens_q"),
     "pages and starts": (
-        pages([0])[0], pages([0])[1] | starts(0, 8, side="k"), ValueError, "give one",
+        pages([0])[0], pages([0])[1] | starts(0, 8, side="k"), ValueError, "Pass one",
     ),
     "rope type": (tensors(), {"rope": SINKS}, TypeError, "rope is Tensor"),
     "rope tables": (tensors(), {"rope": (SINKS, SINKS)}, ValueError, "(any, any)"),
@@ -73,7 +73,7 @@ REFUSED = attentions.REFUSED | {
     ),
     "rope dim": (tensors(), rope(pairs=48), ValueError, "rope_dim 96"),
     "rope positions": (tensors(), rope(positions=7), ValueError, "tables end at 6"),
-    "rope before the table": (tensors(), {"q_offset": -1, **rope()}, ValueError, "stand at -1"),
+    "rope before the table": (tensors(), {"q_offset": -1, **rope()}, ValueError, "positions -1"),
 }  # fmt: skip
 
 

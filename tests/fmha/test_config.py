@@ -29,7 +29,7 @@ EXAMPLES = 2000
         ({"page_size": 16}, ValueError, ("pages without kv_lens",)),
         (
             {"page_size": 16, "kv_lens": True, "varlen_k": True},
-            ValueError, ("pages and cu_seqlens_k",),
+            ValueError, ("pages conflict with cu_seqlens_k",),
         ),
         ({"sink_tokens": True}, ValueError, ("without a left window",)),
         ({"sinks": True, "normalize": False}, ValueError, ("sinks", "normalize=False")),

@@ -108,7 +108,7 @@ CALLS = [
     hostile(lambda: warmup(Q, KV, KV, batches=[1.5], lengths=[8]), r"batches\[0\] is 1.5"),
     hostile(lambda: warmup(Q, KV, KV, batches=[1], lengths=None), "lengths is NoneType"),
     hostile(call(seqlens=LENGTHS), "no argument seqlens"),
-    hostile(lambda: decode_plan(Q, KV, KV, return_lse=True), "takes no return_lse"),
+    hostile(lambda: decode_plan(Q, KV, KV, return_lse=True), "does not accept return_lse"),
     hostile(lambda: decode_plan(Q, KV, KV, kv_len=LENGTHS), "no argument kv_len"),
 ]  # fmt: skip
 

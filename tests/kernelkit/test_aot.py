@@ -180,7 +180,7 @@ def said(capsys, *arguments: object, code: int = 0) -> str:
 
 def test_the_cache_from_the_command_line(cache, record, capsys):
     said(capsys, "cache", "clear")
-    assert "0 kernels, 0.0 of 2048 MB" in said(capsys, "cache", "list")
+    assert "0 kernels, 0.0 MB (limit 2,048 MB)" in said(capsys, "cache", "list")
     warmed = said(capsys, "cache", "warm", "--for", record)
     assert "[1/1]" in warmed
     assert "1 kernels in " in warmed
@@ -198,7 +198,7 @@ def test_the_cache_from_the_command_line(cache, record, capsys):
 def test_a_folder_from_the_command_line(folder, capsys, monkeypatch):
     assert "made from the sources here" in said(capsys, "show", folder)
     monkeypatch.setattr(aot, "_digest_of", lambda module: "")
-    assert "other sources here: kernelkit." in said(capsys, "show", folder, code=1)
+    assert "sources differ: kernelkit." in said(capsys, "show", folder, code=1)
 
 
 @pytest.mark.parametrize(("arguments", "words"), [

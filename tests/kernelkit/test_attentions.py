@@ -150,7 +150,7 @@ def test_repeated_calls_are_what_the_first_one_was(family):
 def test_plans_know_their_options(family):
     inputs, _ = problem("dense")
     for name in ("return_lse", "out"):
-        with pytest.raises(TypeError, match=f"_plan takes no {name}: a call"):
+        with pytest.raises(TypeError, match=f"_plan does not accept {name}: a call"):
             family.plan(*inputs, **{name: None})
 
 

@@ -114,7 +114,7 @@ def test_a_plan_refuses_what_is_no_plain_tensor(kind, gpu):
 def test_a_plan_refuses_to_be_traced():
     """Tracing would lose the launch."""
     plan = plan_of(x=matrix(), factors=matrix())
-    with pytest.raises(NotImplementedError, match="a plan is not traced"):
+    with pytest.raises(NotImplementedError, match="a plan cannot be traced"):
         torch.jit.trace(lambda *given: plan(*given)[0], (matrix(), matrix()), check_trace=False)
 
 

@@ -40,7 +40,7 @@ def test_old_names_are_the_same_modules():
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
     for old in ("fmha.sparse", "kernelkit.tolerance", "integrations"):
-        assert f"FutureWarning: {old} is called {MOVED[old]} now" in done.stderr
+        assert f"FutureWarning: {old} is now {MOVED[old]}; the old" in done.stderr
 
 
 def test_a_name_below_a_moved_one_is_found():

@@ -161,12 +161,12 @@ CANNOT_WORK = [
     (EdgePlan(ROLES, (RING, BACK), ctas=2), "back: only UMMA signals reach both"),
     (BarrierPlan(ROLES, (ROWS, replace(ROWS, threads=128))), "names of named barriers repeat"),
     (BarrierPlan(ROLES, (ROWS, replace(ALL, count=14))), "16 named barriers .rows, all., limit 15"),
-    (BarrierPlan(ROLES, (replace(ROWS, threads=160),)), "compute have 128 threads"),
+    (BarrierPlan(ROLES, (replace(ROWS, threads=160),)), "128 threads of compute"),
     (BarrierPlan(ROLES, (replace(ROWS, threads=40),)), "40 threads: whole warps"),
     (BarrierPlan(ROLES, (replace(ROWS, count=0),)), "count 0, at least 1"),
     (SmemPlan((SmemBuffer("huge", 232449),)), "limit 232448"),
-    (TmemPlan((TmemRange("S", 0, 128, ""), TmemRange("O", 64, 64, ""))), "no alias says so"),
-    (TmemPlan((TmemRange("S", 0, 64, ""), TmemRange("P", 32, 64, "", "S"))), "leaves S"),
+    (TmemPlan((TmemRange("S", 0, 128, ""), TmemRange("O", 64, 64, ""))), "a declared alias"),
+    (TmemPlan((TmemRange("S", 0, 64, ""), TmemRange("P", 32, 64, "", "S"))), "is not inside S"),
     (TmemPlan((TmemRange("O", 256, 257, ""),)), "1024 TMEM columns, limit 512"),
 ]  # fmt: skip
 

@@ -187,7 +187,7 @@ def test_a_folder_that_cannot_be_made_is_no_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(VARIABLE, str(tmp_path / "file" / "cache"))
     forget(monkeypatch)
-    with pytest.warns(CacheWarning, match="going on without it"):
+    with pytest.warns(CacheWarning, match="continuing without it"):
         assert compiled().ptx
 
 
@@ -266,7 +266,7 @@ def test_sizes(text, expected):
 
 def test_a_limit_that_is_no_size_is_refused(cache, monkeypatch):
     monkeypatch.setenv(LIMIT_VARIABLE, "much")
-    with pytest.raises(ValueError, match="'much' is no size"):
+    with pytest.raises(ValueError, match="'much' is not a size"):
         compiled()
 
 

@@ -132,7 +132,7 @@ def test_another_driver_is_not_misled(here, monkeypatch):
     monkeypatch.setattr(tuned_files, "machine_of", lambda _: machine)
     assert choices_here(DECODE, CUDA) == {}
     unknown = replace(PLACE.machine, driver="")
-    with pytest.raises(ValueError, match="which driver"):
+    with pytest.raises(ValueError, match="driver version is unknown"):
         add(here, replace(PLACE, machine=unknown), [entry(1)])
     path = here / tuned_files.place_of(DECODE, unknown).file_name
     text = next(here.glob("*.json")).read_text()

@@ -132,7 +132,7 @@ def test_every_step_has_one_lane(arch, gpus):
     ("given", "words"),
     [
         ({"gpus": ["0", "0"]}, "--gpus 0, twice"),
-        ({"gpus": ["0", "9"]}, "--gpus 9: nvidia-smi says nothing of it"),
+        ({"gpus": ["0", "9"]}, "--gpus 9: nvidia-smi does not list it"),
         ({"gpus": ["1"], "emulate": True}, "--gpus 1 with --emulate"),
     ],
 )

@@ -135,7 +135,7 @@ def test_failures(check, module, name, words, code):
     ("arguments", "words"),
     [
         ((), "is required"),
-        (("--policy", "lifo", "x.py"), "lifo: of round-robin"),
+        (("--policy", "lifo", "x.py"), "lifo: must be some of round-robin"),
         (("nowhere.py",), "there is no file 'nowhere.py'"),
         (("--module", "nowhere.py:main"), "there is no file 'nowhere.py'"),
         (("--module", f"{__file__}:main"), "has no function 'main'"),

@@ -110,11 +110,11 @@ def test_a_peer_that_refuses_a_case_leaves_the_table_as_it_is(capsys):
     ("words", "reason"),
     [
         ("--peers --row nothing", "--row nothing: one of hd64-full, "),
-        ("--peers --what-if launch=3", "--what-if is for one case: name it"),
-        ("--peers --clusters 0,3", "--clusters: a count for the table"),
-        ("--peers --launch 0", "--launch is for one case: name it"),
-        ("--peers --row hd64-full --head-dim 64", "--row names rows of the table"),
-        ("--row hd64-full", "--row names rows of the table"),
+        ("--peers --what-if launch=3", "--what-if is for one case: give one"),
+        ("--peers --clusters 0,3", "--clusters: the table needs a count"),
+        ("--peers --launch 0", "--launch is for one case: give one"),
+        ("--peers --row hd64-full --head-dim 64", "--row selects rows of the table"),
+        ("--row hd64-full", "--row selects rows of the table"),
     ],
 )
 def test_what_is_no_table_is_refused(run, words, reason):

@@ -119,5 +119,5 @@ def test_scalars_are_chosen_on_one_head_dimension_and_tested_on_the_others():
 
 
 def test_peers_of_what_has_none_are_refused():
-    with pytest.raises(ValueError, match="none is known of 'moe'"):
+    with pytest.raises(ValueError, match="there are none for 'moe'"):
         peers_of("moe")

@@ -101,7 +101,7 @@ def test_eight_heads_of_a_kv_head_on_hopper(explain, sharing):
     assert "\nfor 1x8192 h64/8 b1 d128 bf16\n" in text
     assert rows["grid"].startswith("8 x 8 x 1 = 64 CTAs for 132 SMs: ")
     assert rows["cluster"] == "8 CTAs for a KV head of an entry"
-    assert rows["not wider"] == "8 CTAs are the most worth taking"
+    assert rows["not wider"] == "8 CTAs are the most that pay off"
     assert rows["query rows"] == "8 of a KV head (8 heads x 1 token) in 8 columns"
     assert rows["owners"] == "8 of 8 CTAs finish O, 1 of its 8 columns each"
     assert rows["tile"] == "256 keys"  # 16 keys for each of 16 warps
@@ -140,7 +140,7 @@ def test_the_same_without_clusters(explain, sharing):
     rows = sharing(LLAMA, "sm_89")
     assert rows["grid"].startswith("16 x 8 x 1 = 128 CTAs for 128 SMs: ")
     assert rows["cluster"].startswith("1 CTA for a KV head of an entry, with 15 clusters more; ")
-    assert rows["not wider"] == "CTAs share keys through parts alone on this GPU"
+    assert rows["not wider"] == "on this GPU only parts split keys over CTAs"
     assert rows["CTAs of an SM"].startswith("1 by shared memory")  # two slots for each of 8 warps
     assert "of 101,376 bytes" in explain(LLAMA, "sm_89")
     assert "of 166,912 bytes" in explain(LLAMA, "sm_80")
@@ -216,7 +216,7 @@ def test_row_tiles_read_keys_again(sharing, arch, times, columns):
 @pytest.mark.parametrize(("flags", "width", "reason"), [
     ("--kv-len 300", 2, "3 tiles of 128 keys"),
     ("--kv-len 4096 --batch 20", 2, "40 x 4 CTAs for 132 SMs"),
-    ("--kv-len 4096 --batch 20 --batch-invariant", 8, "8 CTAs are the most worth taking"),
+    ("--kv-len 4096 --batch 20 --batch-invariant", 8, "8 CTAs are the most that pay off"),
     ("--kv-len 129 --batch 66", 1, "132 x 2 CTAs for 132 SMs"),
     ("--kv-len 128 --batch 66", 1, "1 tile of 128 keys; 132 x 2 CTAs for 132 SMs"),
     ("--kv-len 4096 --cluster 16", 16, "as asked"),
@@ -235,7 +235,7 @@ def test_a_gpu_that_runs_few_clusters_at_once(sharing, monkeypatch):
     monkeypatch.setattr(choose, "clusters_at_once", lambda device, ctas: 8 // ctas)
     rows = sharing(LLAMA)
     assert rows["grid"].startswith("2 x 8 x 1")
-    assert rows["not wider"] == "clusters that this GPU runs at once"
+    assert rows["not wider"] == "limit of clusters that this GPU runs at once"
     assert sharing(LLAMA, "sm_100a")["grid"].startswith("16 x 8 x 1")
 
 
@@ -246,8 +246,8 @@ def test_clusters_that_share_a_kv_head(sharing):
     assert rows["grid"].startswith("128 x 1 x 1 = 128 CTAs")
     room = 8 * 16 * (128 + 2) * 4 + 8 * 4
     assert rows["cluster"] == (
-        "8 CTAs for a KV head of an entry, with 15 clusters more; the last to arrive merges what "
-        f"all left in {room:,} bytes of workspace"
+        "8 CTAs for a KV head of an entry, with 15 clusters more; the last to arrive merges the "
+        f"parts in {room:,} bytes of workspace"
     )
     assert rows["1 x 65,536 keys"] == "256 tiles; CTA 0: 2 (0..1); CTA 127: 2 (254..255)"
     rows = sharing("--kv-len 2048 --kv-heads 1 --q-heads 8 --cluster 4 --parts 2")
@@ -278,24 +278,22 @@ def test_figures_of_experts_by_hand(printed):
     assert text.startswith("moe grouped GEMM for sm_100a: nvfp4, ")
     assert "\nproduct with w13 of T40 H256 I128 E6 k2 nvfp4 " in text
     rows = rows_of(text, "The walk over tiles")
-    assert rows["product"] == "[80, 256] by expert x 6 x [256, 256]"
+    assert rows["product"] == "[80, 256] sorted by expert x 6 x [256, 256]"
     assert rows["output"] == (
         "[80, 128] in nvfp4, SwiGLU of pairs: 32 rows of gate, then of up, clamped at 10"
     )
-    assert "13.3 rows of an expert on average, 40 at most" in rows["tile"]
+    assert "13.3 rows per expert on average, at most 40" in rows["tile"]
     # One tile per expert: none has more than 40 rows.
-    assert rows["tiles"] == (
-        "2 of columns x 6 of rows at most, whatever the counts; at least 2 of rows"
-    )
+    assert rows["tiles"] == ("2 of columns x at most 6 of rows, for any counts; at least 2 of rows")
     assert rows["grid"].startswith("12 CTAs on 148 SMs, ")
-    assert rows["K"] == "1 stage of 256, 128 bytes, 64 an MMA"
+    assert rows["K"] == "1 stage of 256, 128 bytes, 64 per MMA"
     assert rows["last stage"] == "256 elements of K, 4 MMAs"
     # 256 rows of 128 bytes, one factor per block of 16, and two global scales.
-    assert rows["weights"] == "36,872 bytes of an expert, 221,232 if 6 have rows"
+    assert rows["weights"] == "36,872 bytes per expert, 221,232 if 6 have rows"
     factors = rows_of(text, "Scale factors")
     assert factors["output"] == "at most 6 blocks of 2 atoms, as those of x"
     assert factors["x"].startswith("at most 6 blocks of 128 rows, 4 atoms each; ")
-    assert factors["w"] == "2 blocks of an expert, 4 atoms each"
+    assert factors["w"] == "2 blocks per expert, 4 atoms each"
 
 
 def test_a_tail_of_k_and_a_pair_of_ctas(walk):
@@ -308,7 +306,7 @@ def test_a_tail_of_k_and_a_pair_of_ctas(walk):
     assert "a pair of CTAs" in rows["tile"]
     columns = math.ceil(2880 / arguments.config.tile_n)
     # 4096 rows of 4 experts: 16 tiles of 256, and 3 more if no expert has a multiple of 256.
-    assert rows["tiles"].startswith(f"{columns} of columns x 19 of rows at most")
+    assert rows["tiles"].startswith(f"{columns} of columns x at most 19 of rows")
     assert grid(arguments) == 148
     assert rows["grid"].startswith("148 CTAs in 74 clusters of 2 on 148 SMs, ")
 

@@ -90,7 +90,7 @@ def test_what_is_tolerated(monkeypatch, run, share, code):
 
 @pytest.mark.parametrize(("flags", "words"), [
     ("run.py moe --activations bf16 --format mxfp8", "--format mxfp8: nvfp4 or mxfp4 with"),
-    ("run.py moe --activations bf16 --amax", "--amax True: with --activations bf16 nothing"),
+    ("run.py moe --activations bf16 --amax", "--amax True: with --activations bf16 only"),
     ("run.py moe --activations bf16 --h-scale 3", "--h-scale 3.0: with --activations bf16"),
     ("run.py moe --activations e4m3", "--format nvfp4: mxfp4 with --activations e4m3"),
     (f"run.py {FP8} --h-scale token", "--h-scale token: with --activations e4m3 each token has"),
@@ -100,7 +100,7 @@ def test_what_is_tolerated(monkeypatch, run, share, code):
     (f"explain.py {FP8} --split 2 --tile-rows 128", "split 2 with tile_rows 128: 1 beyond 64"),
     ("run.py moe --arch sm_90a", "--arch sm_90a: sm_100a with --activations quantised"),
     ("explain.py moe --arch sm_90a", "--arch sm_90a: sm_100a with --activations quantised"),
-    ("run.py moe --activations bf16 --dtype fp16", "x is torch.float16: "),
+    ("run.py moe --activations bf16 --dtype fp16", "x is torch.float16, expected "),
     ("run.py moe --activations bf16 --tile-rows 100", "tile_rows 100: one of [8, 16, 32"),
     ("explain.py moe --activations bf16 --tile-n 128", "--tile-n 128: with --activations bf16"),
     ("explain.py moe --teams 2", "--teams 2: needs --activations bf16"),
@@ -135,14 +135,14 @@ def test_figures_by_hand(printed, arch):
     assert rows["product"] == "128 x [5760, 2880] in mxfp4 by [256, 2880] in bf16"
     assert rows["output"].startswith("[256, 2880] in bf16, a bias, SwiGLU of pairs: 8 rows of gate")
     assert rows["output"].endswith("clamped at 7")
-    words = f"{config.tile_n} rows of the matrix of an expert x {config.tile_rows} of its rows ("
+    words = f"{config.tile_n} rows of an expert's matrix x {config.tile_rows} rows of x ("
     assert rows["tile"].startswith(words)
-    assert "2 rows of an expert on average" in rows["tile"]
+    assert "2 rows per expert on average" in rows["tile"]
     assert rows["K"].startswith("45 units of 64, 4 MMAs each")
     assert rows["ring"].startswith(f"{plan.stages} stages of ")
     sms = hw.SMS_OF[arch]
     assert rows["grid"].startswith(f"{sms} CTAs on {sms} SMs")
-    assert rows_of(text, "Weights")["of a value"] == "4.25 bits as stored"
+    assert rows_of(text, "Weights")["a value"] == "4.25 bits as stored"
     assert all(f"  {role.name} " in text for role in plan.roles.roles)
     assert all(f"  {edge.name} " in text for edge in plan.edges.edges)
     assert f"Shared memory: {plan.smem.bytes:,} of" in text
@@ -155,11 +155,11 @@ def test_what_is_chosen_and_what_would_be(printed):
     chosen, second = walk(""), walk("--product w2")
     assert "would choose" not in chosen["tile"] + chosen["warpgroups"]
     assert second["output"] == "[256, 2880] in bf16, a bias"
-    assert second["rows of x"] == "as they lie"
+    assert second["rows of x"] == "in order"
     asked = walk("--tile-rows 32 --teams 2 --parts 1")
     assert "which would choose 8" in asked["tile"]
     assert asked["warpgroups"].startswith("2, each 1 x 64 rows of the matrix (sizes would choose")
-    assert "products take the time" in walk("--tokens 8192 --tile-rows 128")["warpgroups"]
+    assert "limited by products" in walk("--tokens 8192 --tile-rows 128")["warpgroups"]
     assert "No rows: no launch." in printed(f"explain.py {MIXED} --tokens 0")
 
 
@@ -170,11 +170,11 @@ def test_in_e4m3_and_with_shares_of_k(printed):
     assert rows["product"] == "1 x [5760, 2880] in mxfp4 by [1, 2880] in e4m3"
     assert rows["output"].startswith("[1, 2880] in e4m3, SwiGLU")
     assert rows["K"].startswith("45 units of 64, 2 MMAs each")
-    assert rows["split"].startswith("2 CTAs for a tile (45 tiles by sizes, ")
-    assert rows["grid"].startswith("90 CTAs on 132 SMs, 2 to a tile, ")
+    assert rows["split"].startswith("2 CTAs per tile (45 tiles by sizes, ")
+    assert rows["grid"].startswith("90 CTAs on 132 SMs, 2 per tile, ")
     text = printed(f"explain.py {FP8} --model gpt-oss-120b --split 1 --experts 1 --top-k 1")
     assert "sizes would choose 2" in rows_of(text, "The walk over tiles")["split"]
-    assert "weights to e4m3, products" in text
+    assert "convert weights to e4m3, products" in text
 
 
 # -- dump -----------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def test_other_bits_in_the_other_layout_are_noticed(run, monkeypatch):
     given = "--shapes 24x64 --tokens 3 --operations matvec --dtype fp32"
     result = run(f"run.py q8_0 {given}")
     assert result.returncode == 1
-    assert "wrong: other bits than soa" in result.stdout
+    assert "wrong: bits differ from soa" in result.stdout
 
 
 def problems(command, given: str) -> list[cases.Problem]:
@@ -126,9 +126,9 @@ def test_figures_by_hand(printed):
     assert "q8_0.batch_kernel for sm_89: q8_1, layout soa, out bf16" in text
     rows = dict(re.findall(r"^  (\S.*?)  +(.*)$", text, re.MULTILINE))
     assert rows["grid"] == "256 CTAs for 128 SMs"  # 16 rows; 8 warps share their columns
-    assert rows["products"] == "mma.sync m16n8k32 of int8"
+    assert rows["products"] == "mma.sync m16n8k32 in int8"
     assert rows["tokens"] == "4, computed 8"
-    assert "4,352 bytes at a time" in rows["a turn"]  # 16 rows x 8 blocks x 34 bytes
+    assert "4,352 bytes at a time" in rows["step"]  # 16 rows x 8 blocks x 34 bytes
     text = printed("explain.py q8_0 --operations integer --tokens 1")
     assert "  dp4a" in text
 

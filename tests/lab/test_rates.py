@@ -159,7 +159,7 @@ def test_a_table_that_is_none_is_refused_by_name(tmp_path):
             read(path).over(gpus.H200)
 
     one = document["parameters"]["issue_fma"]
-    refused("of format 1", format=2)
+    refused("in format 1", format=2)
     refused("no parameter 'issue_fmma'", parameters={"issue_fmma": one})
     refused("issue_fma must have", parameters={"issue_fma": {"value": 1}})
     refused("issue_fma: .*not within", parameters={"issue_fma": {**one, "low": 3}})

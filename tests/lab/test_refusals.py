@@ -6,7 +6,7 @@ import pytest
 
 REFUSED = [
     # names
-    ("explain.py attentions --causal", "'attentions' is none of fmha, gqa, moe"),
+    ("explain.py attentions --causal", "'attentions' is not one of fmha, gqa, moe"),
     # attention
     ("explain.py --head-dim 256 --schedule pingpong", "columns of 512"),
     ("dump.py --k-stages 99", "limit 232448"),
@@ -19,7 +19,7 @@ REFUSED = [
     ("bench.py fmha --shape 1,8,8,3,2", "3 query heads: a multiple of 2"),
     ("bench.py fmha --shape 1,8,0,2,2", "sizes are at least 1"),
     ("bench.py fmha --shape 1,8,8", "'1,8,8' is not B,Sq,Skv,Hq,Hkv"),
-    ("bench.py fmha --rounds 0", "'0': a number from 1 on"),
+    ("bench.py fmha --rounds 0", "'0': expected a number from 1 on"),
     ("bench.py fmha --arch sm_75", "'sm_75'"),
     ("bench.py fmha --markdown", "--markdown without --show"),
     ("bench.py fmha --no-timing --no-static", "--no-timing with --no-static"),
@@ -31,7 +31,7 @@ REFUSED = [
     ("soak.py fmha --backend emulate --configs 1 --json README.md/soak.json", "'README.md'"),
     ("soak.py fmha --problem 3", "'3' is not K.N"),
     ("soak.py fmha --small --long", "not allowed with"),
-    ("soak.py fmha --configs 0", "a number from 1 on"),
+    ("soak.py fmha --configs 0", "expected a number from 1 on"),
     ("soak.py moe --backend emulate --graphs", "want a GPU"),
     ("soak.py moe --small --large", "not allowed with"),
     ("soak.py gqa --small --long", "not allowed with"),
@@ -56,8 +56,8 @@ REFUSED = [
     ("explain.py gqa --parts 65", "65 parts: from 1 to 64"),
     ("dump.py gqa --head-dim 96", "refused: head_dim 96: supported are (64, 128, 256)"),
     ("bench.py gqa --q-heads 12 --kv-heads 8", "12 query heads"),
-    ("bench.py gqa --tune cluster=8,wraps=4", "'wraps=4': a number for one of cluster, "),
-    ("bench.py gqa --tune cluster=8,warps=x", "'warps=x': a number for one of cluster, "),
+    ("bench.py gqa --tune cluster=8,wraps=4", "'wraps=4': expected a number for one of cluster, "),
+    ("bench.py gqa --tune cluster=8,warps=x", "'warps=x': expected a number for one of cluster, "),
     # experts
     ("run.py moe --hidden 100", "K = 100 in nvfp4: a positive multiple of 16"),
     ("run.py moe --intermediate 96 --granularity 64", "N = 192: a multiple of 128"),
@@ -78,7 +78,7 @@ REFUSED = [
     ("run.py append --names nothing", "no problem of append has one of ['nothing'] in its name"),
     ("run.py host", "host needs a GPU and its bus"),
     # the cache
-    ("run.py kvcache --model nonsense", "'nonsense': neither a file nor one of deepseek-v4-pro"),
+    ("run.py kvcache --model nonsense", "'nonsense' is neither a file nor one of deepseek-v4-pro"),
     ("run.py kvcache --layers 0", "--layers 0"),
     ("run.py kvcache --model deepseek-v4.1-flash", "no kernel writes any of its streams yet"),
     ("run.py kvcache --model deepseek-v4-pro --block-tokens 100",
@@ -89,10 +89,10 @@ REFUSED = [
      "refused: batches [100]: from 1 to fewer than --blocks 100"),
     # Q8_0
     ("run.py q8_0 --shapes 8x40", "cols 40: a multiple of 32"),
-    ("run.py q8_0 --shapes 8", "'8': rows and columns, as in 8192x2048"),
+    ("run.py q8_0 --shapes 8", "'8': expected rows and columns, such as 8192x2048"),
     ("run.py q8_0 --backend cuda", "no GPU of compute capability 9.0 or 10.x or 8.x or 12.x"),
-    ("explain.py q8_0 --operations product --tokens 3", "no problem of product: up to 16 tokens"),
-    ("dump.py q8_0 --shapes 0x64", "'0': a number from 1 on"),
+    ("explain.py q8_0 --operations product --tokens 3", "a product needs more than 16"),
+    ("dump.py q8_0 --shapes 0x64", "'0': expected a number from 1 on"),
     # a layer of DeepSeek-V4
     ("run.py dsv4 --heads 3", "3 heads in 2 groups"),
     ("run.py dsv4 --steps 0", "--steps 0: at least 1"),
@@ -100,7 +100,7 @@ REFUSED = [
     ("run.py dsv4 --choices 9", "9 choices of 6 experts"),
     # a plan
     ("plan.py --model deepseek-v5",
-     "refused: 'deepseek-v5': neither a file nor one of deepseek-v4-pro"),
+     "refused: 'deepseek-v5' is neither a file nor one of deepseek-v4-pro"),
     ("plan.py --record fp4", "refused: deepseek-v4-pro: record 'fp4', one of ('fp8', "),
     ("plan.py --block-tokens 64",
      "refused: hca: one entry for 128 tokens does not divide a block of 64"),
@@ -109,13 +109,13 @@ REFUSED = [
      "--weights 2,000,000,000 bytes leave nothing of --memory 1,"),
     ("plan.py --memory 1GB --context 1M",
      "no request of 1,048,576 tokens fits: it needs 5,388,"),
-    ("plan.py --memory 80", "'80': a number with a unit"),
-    ("plan.py --context 8q", "'8q': a number from 0 on"),
-    ("plan.py --context 0", "'0': a number from 1 on"),
-    ("plan.py --context 8k:0", "'8k:0': a weight from 1 on"),
-    ("plan.py --checkpoints 100%", "'100%': a number from 0 on, or a share below 100%"),
+    ("plan.py --memory 80", "'80': expected a number with a unit"),
+    ("plan.py --context 8q", "'8q': expected a number from 0 on"),
+    ("plan.py --context 0", "'0': expected a number from 1 on"),
+    ("plan.py --context 8k:0", "'8k:0': expected a weight from 1 on"),
+    ("plan.py --checkpoints 100%", "'100%': expected a number from 0 on, or a share below 100%"),
     ("plan.py --checkpoints -1", "'-1'"),
-    ("plan.py --draft many", "'many': a number from 0 on"),
+    ("plan.py --draft many", "'many': expected a number from 0 on"),
 ]  # fmt: skip
 
 

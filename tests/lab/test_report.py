@@ -255,7 +255,7 @@ def test_the_setting_is_no_row():
     (pictures.draw_gpt_oss, whole_model(),
      "a GPU, 2026-11-21: bf16, experts mxfp4, 64 query and 8 KV"),
     (steps.draw_steps, movements(),
-     "a GPU, 2026-11-21: dtypes and heads as the names|fp8_584|append"),
+     "a GPU, 2026-11-21: dtypes and heads as named|fp8_584|append"),
     (steps.draw_beside, cycles(), "MODELLED|a GPU, 2026-11-21, bf16|head dim 64, causal, pairs"),
     (ncu.draw, launch(), "on one a GPU, 2026-11-21; one launch each. L2 cold|grid 8 x 4, block 1, "
      "12.2 us, 0 registers|Decode attention: gqa_decode_sm90_d128|tensor pipe|long scoreboard"),

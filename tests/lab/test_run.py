@@ -244,18 +244,20 @@ def test_long_work_says_how_far_it_is(monkeypatch):
 @pytest.mark.parametrize("watched", ["", "--canary --check"])
 def test_the_life_of_requests(written, watched):
     out, found = written(f"run.py {KVCACHE} --draft 2 --events {watched}")
-    assert "every entry is the reference's, byte for byte" in out
+    assert "every entry equals the reference, byte for byte" in out
     assert "attention is within tolerance" in out
     assert "BlockStored" in out
     assert found["ok"]
     assert not watched or found["checks"]["errors"] == 0
     rows = {row["what"]: row for row in found["rows"]}
     assert rows["admit B, 43 tokens"]["hit"] == rows["admit D, 43 tokens"]["hit"] == 32
-    assert rows["a token for each, behind the fork"]["copies"] == 1
+    assert rows["a token for each, after the fork"]["copies"] == 1
     assert rows["offload B"]["copies"] == 3
     assert rows["fetch B"]["copies"] == 1  # two blocks are still there
     assert rows["offload B"]["moved"] == 3 * 16 * 2 * 128
-    assert {"a step of B: NotResident", "a request for everything: PoolExhausted"} < set(rows)
+    assert {"a step of B: NotResident", "a request that needs everything: PoolExhausted"} < set(
+        rows
+    )
     assert all(row["entries"] and not row["wrong"] for row in rows.values())
     assert 0 < rows["a token for each, at the end"]["of_limit"] <= 1
     assert found["counters"]["blocks_copied_on_write"] == 1

@@ -82,10 +82,10 @@ def test_help_comes_at_once(command):
 @pytest.mark.parametrize(("command", "words"), [
     ("run.py fmha --window x", "'x' is not L or L,R"),
     ("run_gqa.py --kvL many", "'many' is not a list"),
-    ("run.py moe --x-scale none", "'none': a number, tensor or token"),
+    ("run.py moe --x-scale none", "'none': expected a number, tensor or token"),
     ("run.py kvcache --policy lifo", "invalid choice: 'lifo'"),
-    ("bench.py gqa --tune cluster", "'cluster': a number for one of"),
-    ("plan.py --memory 80", "'80': a number with a unit"),
+    ("bench.py gqa --tune cluster", "'cluster': expected a number for one of"),
+    ("plan.py --memory 80", "'80': expected a number with a unit"),
     ("check.py nowhere.py", "there is no file 'nowhere.py'"),
 ])  # fmt: skip
 def test_so_does_a_refusal_of_flags(command, words):

@@ -134,7 +134,7 @@ REFUSED = {
     ],
     scores: [
         ({"rows": having(record=FP8_584)}, NotImplementedError,
-         "record fp8_584: index keys are of"),
+         "record fp8_584: index keys are in"),
         ({"rows": having(rows=12)}, NotImplementedError, "pages of 12 rows: a multiple of 8"),
         ({"rows": having(data_offset=8)}, ValueError, "data of indexer_fp4 at 8"),
         ({"rows": having(scale_offset=2082)}, ValueError, "scales at offset 2082 of a slot"),
@@ -179,9 +179,9 @@ REFUSED = {
         ({"counts": int32(40, 1)}, ValueError, r"\(2,\)"),
         ({"counts": torch.tensor([40, 1, 3])}, ValueError, "int64"),
         ({"owners": int32(0, 3, 0)}, ValueError, "0 to 2"),
-        ({"owners": None}, ValueError, "both or neither"),
+        ({"owners": None}, ValueError, "give both or neither"),
         ({"block_tables": torch.zeros(3, 1).int()}, ValueError, "have 32"),
-        ({"block_tables": torch.zeros(3, 0).int()}, ValueError, "no block"),
+        ({"block_tables": torch.zeros(3, 0).int()}, ValueError, "at least one block"),
         ({"entries": 0}, ValueError, "entries 0"),
         ({"arch": "sm_80"}, NotImplementedError, "sm_80"),
         ({"backend": "cuda"}, ValueError, "cuda"),
@@ -230,7 +230,7 @@ def test_refused(operator, changes, error, match):
 def test_queries_are_of_the_record_of_the_keys():
     given = scored(replace(SCORED, record="indexer_fp8"))
     as_bytes = part(0, lambda q: q.view(torch.uint8))(given["query"])
-    with pytest.raises(ValueError, match=r"q is torch.uint8 .*: torch.float8_e4m3fn"):
+    with pytest.raises(ValueError, match=r"q is torch.uint8 .*, expected torch.float8_e4m3fn"):
         scores(**(given | {"query": as_bytes}))
     with pytest.raises(NotImplementedError, match="tcgen05' with record indexer_fp8"):
         scores(**given, kernel="tcgen05", arch="sm_100a")

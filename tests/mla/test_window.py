@@ -131,7 +131,7 @@ def test_entries_of_a_stream(batch, ratio, size):
 def test_what_does_not_fit_is_refused():
     batch = CHUNKS[1]
     arrays = batch.arrays()
-    with pytest.raises(ValueError, match="4 pages of 128 keys: there is room for 3"):
+    with pytest.raises(ValueError, match="4 pages of 128 keys, limit 3"):
         see_entries(arrays, ratio=4, block_entries=2, in_place=False, pages=3)
     with pytest.raises(ValueError, match="window of 12 tokens in rings of 11 rows"):
         see_window(arrays, arrays["slots"], window=12, rows=11, longest=1, context=8)

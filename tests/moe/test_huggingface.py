@@ -256,7 +256,7 @@ def changed(name: str, tensor: torch.Tensor | None) -> dict[str, torch.Tensor]:
     ("gate_up_proj_scales", GPT_OSS[f"{PREFIX}.gate_up_proj_scales"][:, :, :2].clone(),
      "w13.scales has shape (1, 256, 2), expected (1, 256, 6)"),
     ("gate_up_proj_blocks", GPT_OSS[f"{PREFIX}.gate_up_proj_blocks"].flatten(2),
-     "gate_up_proj_blocks has shape (1, 256, 96) of one expert, 4 numbers"),
+     "gate_up_proj_blocks has shape (1, 256, 96), expected 4 dimensions"),
 ])  # fmt: skip
 def test_what_is_missing_or_wrong_in_gpt_oss(name, tensor, words, tmp_path):
     write(tmp_path, changed(name, tensor))
@@ -272,7 +272,7 @@ def test_what_is_missing_or_wrong_elsewhere(tmp_path, tmp_path_factory):
         ({scale: None}, f"{NAMES[2]}: no tensor '{scale}'"),
         (
             {f"{NAMES[0]}.gate_proj.weight_scale_2": None},
-            f"{NAMES[0]}.gate_proj or w1 in .*: tensors of one kind of weight, ",
+            f"{NAMES[0]}.gate_proj or w1 in .*: expected the tensors weight, ",
         ),
         ({f"{NAMES[1]}.down_proj.weight": torch.zeros(32, 32).byte()}, f"{NAMES[1]}: w2.scales"),
     ):

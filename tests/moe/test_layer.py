@@ -283,7 +283,7 @@ def test_experts_know_how_gate_and_up_alternate(no_compile):
     """This includes experts made from tensors alone, such as a file's."""
     packed = layer_with_pairs()
     assert packed.w13.granularity == 8
-    with pytest.raises(ValueError, match="not by how many rows they alternate"):
+    with pytest.raises(ValueError, match="granularity of their rows is unknown"):
         dequantise(replace(packed.w13))
     with pytest.raises(ValueError, match="w2 has two global scales"):
         replace(packed, w2=replace(packed.w2, **dict.fromkeys(
@@ -291,7 +291,7 @@ def test_experts_know_how_gate_and_up_alternate(no_compile):
     case = replace(PLAIN, form=None, pairs=False)
     x, w = case.inputs()
     both = dict.fromkeys(("encode_scale", "decode_scale"), torch.ones(len(w.data), 2))
-    with pytest.raises(ValueError, match="global scales of gate and of up, but there is no act"):
+    with pytest.raises(ValueError, match="global scales for gate and for up, but there is no act"):
         grouped_gemm(x, replace(w, **both), case.offsets)
     with pytest.raises(ValueError, match=r"decode_scale has shape|encode_scale has shape"):
         replace(w, **dict.fromkeys(both, torch.ones(len(w.data), 3)))

@@ -307,7 +307,7 @@ def test_one_launch_where_sizes_or_the_caller_say_so():
     ("config", "arch", "words"),
     [
         (MixedConfig(least=9), "sm_90a", "least 9 without pdl"),
-        (MixedConfig(most=8, tile_rows=16), "sm_100a", "one launch takes all"),
+        (MixedConfig(most=8, tile_rows=16), "sm_100a", "one launch computes all"),
     ],
 )
 def test_refusals(config, arch, words):

@@ -79,7 +79,7 @@ def test_a_model_in_the_kernel():
 @pytest.mark.parametrize(("config", "words"), [
     ({"model_type": "llama"}, "model_type 'llama': one of gpt_oss, "),
     ({}, "model_type None"),
-    ({"model_type": "mixtral", "hidden_size": 8}, "a config of mixtral without 'intermediate_"),
+    ({"model_type": "mixtral", "hidden_size": 8}, "a config of mixtral lacks 'intermediate_"),
 ])  # fmt: skip
 def test_configs_that_are_refused(config, words):
     with pytest.raises(ValueError, match=re.escape(words)):

@@ -214,7 +214,7 @@ def test_an_inverse_needs_what_it_inverts():
     places = {"rows": slots, "choices": 2, "offsets": offsets, "row_of_slot": slots}
     for change in ({"offsets": None}, {"rows": slots[:6], "offsets": offsets - 2}, {"choices": 3}):
         change |= {"offsets": (offsets - 2).clamp(0)} if "rows" in change else {}
-        with pytest.raises(ValueError, match="row_of_slot: with offsets and rows of all"):
+        with pytest.raises(ValueError, match="row_of_slot needs offsets, and rows of all"):
             run_quantise(Tokens(x, "mxfp4", **places | change))
     with pytest.raises(ValueError, match=r"row_of_slot is torch\.int64"):
         run_quantise(Tokens(x, "mxfp4", **places | {"row_of_slot": slots.long()}))

@@ -357,7 +357,7 @@ def test_route_tokens_refuses(no_compile, changes, error, words):
 
 @pytest.mark.parametrize(("layer", "error", "words"), [
     (RouterLinear(torch.zeros(4, 128).bfloat16()), ValueError,
-     r"x \(3, 128\) and linear.weight \(4, 128\): \[T, 128\] and \[3, 128\]"),
+     r"x \(3, 128\) and linear.weight \(4, 128\), expected \[T, 128\] and \[3, 128\]"),
     (RouterLinear(torch.zeros(3, 64).bfloat16()), ValueError, r"linear.weight \(3, 64\)"),
     (RouterLinear(torch.zeros(3).bfloat16()), ValueError, "linear.weight has shape"),
     (None, TypeError, "router_logits is NoneType"),

@@ -56,7 +56,7 @@ class Plant:
 LOADS, STORES = "tcgen05.wait::ld before the arrival", "tcgen05.wait::st before the arrival"
 USED_EARLY = "tcgen05.wait::ld between the two"
 GROUP, WAIT_GROUP = "cp.async.commit_group", "cp.async.wait_group"
-COMMIT = "tcgen05.commit to an mbarrier behind it"
+COMMIT = "tcgen05.commit to an mbarrier after it"
 SIGNAL = "an mbarrier arrival and a wait"
 
 PLANTS = (

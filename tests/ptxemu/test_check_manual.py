@@ -101,7 +101,7 @@ NOTES = {
             //~manual: cp.async.bulk.wait_group.read 0;
         """,
     ),
-    "fence.proxy.async behind the wait for the copies": Scenario(
+    "fence.proxy.async after the wait for the copies": Scenario(
         f"""
         warp 0:
             mad.wide.u32 %d0, %lane, 16, %input;

@@ -130,11 +130,11 @@ def test_a_launch_without_a_checker_is_the_one_before_the_next() -> None:
     [
         ("cp.async.wait_group 1", "more", "`cp.async.wait_group 2` at PTX line"),
         ("cp.async.wait_group", "commit", "it is in no group"),
-        ("wait_group of whoever issued", "here", "for operations of its own alone"),
+        ("wait_group of whoever issued", "here", "only for its own operations"),
         ("expect_tx", "half", "128 bytes more than were announced"),
         ("TMA load", "wait", "has not waited on"),
         ("a wait whose answer decides", "blind", "does not use what `mbarrier.try_wait"),
-        ("global memory within a CTA", "barrier", "knows of warp 0 of cta(0,0,0)"),
+        ("global memory within a CTA", "barrier", "the last event of warp 0 of cta(0,0,0)"),
     ],
 )
 def test_what_was_done_instead_is_told(name: str, variant: str, why: str) -> None:

@@ -319,7 +319,7 @@ def test_a_tile_that_is_fetched_again() -> None:
             @%p3 bra AGAIN;
             wait full, 0;
             {USE}"""
-        again = "1 of its 2 copies bring what the CTA had fetched there before"
+        again = "1 of its 2 copies fetch again what the CTA had fetched there"
         assert (again in clues([report_of(loads)])) is told
 
 

@@ -249,7 +249,7 @@ BUGS = {
         ),
         (
             "would first signal mbarrier full (0x800) at PTX line",
-            "behind the wait for phase 0 of mbarrier empty",
+            "after the wait for phase 0 of mbarrier empty",
             "a signal before that wait is missing",
         ),
         threads=96,
@@ -301,7 +301,7 @@ BUGS = {
         roles("bar.sync 2, 128;\n", "bar.sync 1, 128;\n"),
         (
             "likely cause: barrier 2 counts 128 threads and only 96 come; others wait at another",
-            "barrier.arrive for those who wait, before one's own wait, was left out",
+            "barrier.arrive before a warp's own wait was left out",
         ),
         ("likely cause: barrier 1",),  # reported once
         threads=128,

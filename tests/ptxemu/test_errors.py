@@ -143,16 +143,16 @@ OUTSIDE = {
         "tcgen05.cp.cta_group::1.128x256b [%r1], %rd1; //!",
     ),
     "cp columns": (
-        "column 0xfff0; columns that are: 32 at 0",
+        "column 0xfff0; allocated columns: 32 at 0",
         f"{ALLOCATED}mov.u64 %rd1, 0x0000400800800000;\n"
         "tcgen05.cp.cta_group::1.4x256b [%r1+0xfff0], %rd1; //!",
     ),
     "shift": (
-        "column 0x2000; columns that are: 32 at 0",
+        "column 0x2000; allocated columns: 32 at 0",
         f"{ALLOCATED}tcgen05.shift.cta_group::1.down [%r1+0x2000]; //!",
     ),
     "store": (
-        "column 0x2000; columns that are: 32 at 0",
+        "column 0x2000; allocated columns: 32 at 0",
         f"{ALLOCATED}tcgen05.st.sync.aligned.32x32b.x1.b32 [%r1+0x2000], {{%r0}}; //!",
     ),
     "map": (

@@ -169,7 +169,7 @@ def chained(levels: int, calls: int) -> str:
 
 def test_calls_in_calls_have_limits() -> None:
     ptxemu.load(chained(MOST_NESTED, 1))
-    with pytest.raises(UnsupportedPtx, match="more than 100 calls in each other"):
+    with pytest.raises(UnsupportedPtx, match="more than 100 nested calls"):
         ptxemu.load(chained(MOST_NESTED + 1, 1))
     with pytest.raises(UnsupportedPtx, match="more than 10000 calls in a kernel"):
         ptxemu.load(chained(40, 2))

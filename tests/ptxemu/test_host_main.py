@@ -142,7 +142,7 @@ def test_help_comes_at_once_and_names_every_flag(name):
 def test_exit_codes_stand_in_the_help(name, capsys):
     with pytest.raises(SystemExit):
         command.main([name, "--help"])
-    assert "Exit code 0: all is right; 1: errors" in capsys.readouterr().out
+    assert "Exit code 0: nothing is wrong; 1: errors" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [["./check"], ["run", "check"], ["run", "./check"]])

@@ -410,8 +410,8 @@ def test_instruction_and_map_have_one_mode():
 @pytest.mark.parametrize(("change", "message"), [
     (lambda text: text.replace("{%h0}", "{%h0, %h1}"), "with 2 im2col offsets, needs 1"),
     (lambda text: text.replace(", {%h0}", ""), "with 0 im2col offsets, needs 1"),
-    (lambda text: text.replace("im2col", "im2col::w"), "wide im2col modes nothing is known"),
-    (lambda text: text.replace("im2col", "im2col::w::128"), "wide im2col modes nothing is known"),
+    (lambda text: text.replace("im2col", "im2col::w"), "wide im2col modes are undocumented"),
+    (lambda text: text.replace("im2col", "im2col::w::128"), "wide im2col modes are undocumented"),
     (lambda text: text.replace("im2col", "im2col_no_offs"), "unsupported form of cp"),
     (lambda text: text.replace("3d", "2d"), "im2col has 3 to 5 dimensions"),
     (lambda text: text.replace(", %r12}", "}"), "with 2 coordinates, needs 3"),

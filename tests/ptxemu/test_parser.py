@@ -258,7 +258,7 @@ def hostile(statement: str, before: str = "") -> str:
 @pytest.mark.parametrize(("text", "words"), [
     (hostile(f".reg .b32 %r<{MOST_REGISTERS + 1}>;"), "at most 1048576 in a kernel"),
     (hostile(".reg .b32 %r<-1>;"), "-1 registers"),
-    (hostile(f".reg .b32 %r<{MOST_REGISTERS - 1}>; .reg .b32 %q<9>;"), "9 registers beside"),
+    (hostile(f".reg .b32 %r<{MOST_REGISTERS - 1}>; .reg .b32 %q<9>;"), "9 registers besides"),
     (hostile(".reg .b6255 %r1;"), "unknown type .b6255"),
     (hostile("", f".global .b8 x[{MOST_BYTES + 1}];"), "a variable of 1073741825 bytes"),
     (hostile("", ".global .b8 x[99999999999][99999999999];"), "a variable of"),

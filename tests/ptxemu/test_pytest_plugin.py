@@ -222,9 +222,9 @@ def test_options_say_more_than_marks(tests, options, outcomes, names):
 @pytest.mark.parametrize(
     ("mark", "words"),
     [
-        ('policies=["lifo"]', "*policies=*lifo*; of round-robin, random, adversarial*"),
-        ('seeds=["1"]', "*seeds=*; of round-robin*"),
-        ("seeds=[]", "*seeds=*; of round-robin*"),
+        ('policies=["lifo"]', "*policies=*lifo*; must be of round-robin, random, adversarial*"),
+        ('seeds=["1"]', "*seeds=*; must be of round-robin*"),
+        ("seeds=[]", "*seeds=*; must be of round-robin*"),
         ("policy=3", "*unexpected keyword argument 'policy'*"),
     ],
 )
@@ -242,7 +242,7 @@ def test():
 def test_an_option_that_makes_no_sense_is_refused(tests):
     done = tests(OPTIONS, "--ptxemu-policy", "lifo")
     assert done.ret == pytest.ExitCode.USAGE_ERROR
-    done.stderr.fnmatch_lines(["*lifo: of round-robin, random, adversarial*"])
+    done.stderr.fnmatch_lines(["*lifo: must be some of round-robin, random, adversarial*"])
 
 
 def test_a_test_case_runs_under_one_schedule(tests):

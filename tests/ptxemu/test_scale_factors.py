@@ -311,12 +311,12 @@ def test_scale_factors_of_rows_that_there_are_not_do_not_matter():
 
 
 REFUSED = [
-    ("mxf4nvf4", {}, {"blocks": 1}, "kind::mxf4nvf4 with 1 scale factors a row"),
+    ("mxf4nvf4", {}, {"blocks": 1}, "kind::mxf4nvf4 with 1 scale factors per row"),
     ("mxf4", {"blocks": 2, "scale_format": "ue8m0"}, {"blocks": 4}, "mxf4 with 4 scale factors"),
     ("mxf8f6f4", {"blocks": 1, "scale_format": "ue8m0"}, {"blocks": 2}, "mxf8f6f4 with 2 scale"),
-    ("mxf8f6f4", {"blocks": 1}, {}, r"a row of ue4m3, must be of \('ue8m0',\)"),
-    ("mxf4", {"blocks": 2}, {}, r"a row of ue4m3, must be of \('ue8m0',\)"),
-    ("mxf4nvf4", {"blocks": 2}, {}, r"a row of ue4m3, must be of \('ue8m0',\)"),
+    ("mxf8f6f4", {"blocks": 1}, {}, r"per row in ue4m3, must be one of \('ue8m0',\)"),
+    ("mxf4", {"blocks": 2}, {}, r"per row in ue4m3, must be one of \('ue8m0',\)"),
+    ("mxf4nvf4", {"blocks": 2}, {}, r"per row in ue4m3, must be one of \('ue8m0',\)"),
     ("mxf4nvf4", {}, {"a": SFA_AT | 32 << 16}, "scale factors at TMEM lane 32, must be 0"),
     ("mxf4nvf4", {}, {"b": SFB_AT | 1 << 16}, "scale factors at TMEM lane 1, must be 0"),
     ("mxf4nvf4", {"n": 128}, {"b": 509}, "TMEM not allocated: column 0x200"),
@@ -333,9 +333,9 @@ def test_refusals(kind, changes, scales, message):
 @pytest.mark.parametrize(
     ("variant", "changes", "message"),
     [
-        (VARIANTS[1], {"a_id": 1}, "scale id 1 of A with 2 scale factors a row"),
-        (VARIANTS[2], {"b_id": 3}, "scale id 3 of B with 2 scale factors a row"),
-        (VARIANTS[3], {"a_id": 2}, "scale id 2 of A with 4 scale factors a row"),
+        (VARIANTS[1], {"a_id": 1}, "scale id 1 of A, must be a multiple of 2"),
+        (VARIANTS[2], {"b_id": 3}, "scale id 3 of B, must be a multiple of 2"),
+        (VARIANTS[3], {"a_id": 2}, "scale id 2 of A, must be a multiple of 4"),
         (VARIANTS[4], {"m": 64}, "of M=0 N=64"),
         (VARIANTS[4], {"m": 256}, "of M=256 N=64"),
     ],
@@ -411,10 +411,10 @@ def test_scale_factors_belong_to_their_kinds():
     [
         ("mxf4nvf4.block_scale", UnsupportedPtx, "kind::mxf4nvf4 without a block size"),
         ("mxf4nvf4.scale_vec::4X", UnsupportedPtx, "without .block_scale"),
-        ("mxf4nvf4.block_scale.block32", HardwareRefusal, "with 2 scale factors a row of ue4m3"),
-        ("mxf4nvf4.block_scale.scale_vec::1X", HardwareRefusal, "with 1 scale factors a row"),
-        ("mxf4.block_scale", HardwareRefusal, "kind::mxf4 with 2 scale factors a row of ue4m3"),
-        ("mxf4.block_scale.block16", HardwareRefusal, "kind::mxf4 with 4 scale factors a row"),
+        ("mxf4nvf4.block_scale.block32", HardwareRefusal, "with 2 scale factors per row in ue4m3"),
+        ("mxf4nvf4.block_scale.scale_vec::1X", HardwareRefusal, "with 1 scale factors per row"),
+        ("mxf4.block_scale", HardwareRefusal, "kind::mxf4 with 2 scale factors per row in ue4m3"),
+        ("mxf4.block_scale.block16", HardwareRefusal, "kind::mxf4 with 4 scale factors per row"),
     ],
 )
 def test_block_sizes_of_an_instruction(form, error, message):

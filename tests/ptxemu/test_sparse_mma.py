@@ -472,7 +472,9 @@ def test_a_group_of_zeros_needs_no_metadata() -> None:
     variant.numbers["codes"][37, 3] = 0x0
     np.testing.assert_allclose(run(variant)[0], expected, rtol=1e-5, atol=1e-5)
     variant.numbers["kept"][37, 7] = 0x38
-    with pytest.raises(HardwareRefusal, match=r"0b0000 of row 37, group 3 .* must be of 0b0100, "):
+    with pytest.raises(
+        HardwareRefusal, match=r"0b0000 of row 37, group 3 .* must be one of 0b0100, "
+    ):
         run(variant)
 
 

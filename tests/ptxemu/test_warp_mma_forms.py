@@ -123,7 +123,7 @@ def test_bits_beside_a_narrow_element_are_refused() -> None:
         f" {named(0, 4, 'd')}, {named(0, 4)}, {named(4, 2)}, {named(6, 4)};"
     )
     a = np.full((4, 32), 0x01010101)
-    with pytest.raises(UnsupportedPtx, match="beside") as caught:
+    with pytest.raises(UnsupportedPtx, match="outside") as caught:
         run(text, [a, np.zeros((2, 32)), zeros("f32")], 4)
     assert caught.value.line
 

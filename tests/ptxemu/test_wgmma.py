@@ -252,7 +252,7 @@ def test_a_warp_that_does_not_come_is_named() -> None:
     leave = (FENCE, "setp.eq.u32 %p2, %thread, %lane; @%p2 exit; " + FENCE)
     with pytest.raises(Deadlock, match=r"wgmma m64n16k16 .* not executed by warp 0"):
         run(PLAIN, leave)
-    with pytest.raises(HardwareRefusal, match=r"the CTA has ended, and wgmma .* by warp 0"):
+    with pytest.raises(HardwareRefusal, match=r"the CTA has ended, but wgmma .* by warp 0"):
         run(PLAIN, leave, (WAIT, ""))
 
 

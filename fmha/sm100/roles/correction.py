@@ -71,7 +71,7 @@ class Correction:
                 if cutlass.const_expr(told_in_log2(plan)):
                     scale_log2 = Float32(1.0)
                 factor, lse, max_log2 = finish(plan, scale_log2, row_max, row_sum, sink)
-                # One of the two lanes of a row in a CTA pair speaks for it.
+                # In a CTA pair only one of a row's two lanes stores its statistics.
                 if lane.row.token < work.q_length and lane.row.half == 0:
                     store_statistics(plan, work, lane.row, lse, max_log2, scope)
                 scale = value_scale(scope.tensors.tables, work)

@@ -76,7 +76,7 @@ def split_row(plan: Plan, of: Row, buffer: cute.Pointer) -> Float32:
         for word in cutlass.range_constexpr(WORDS):
             words[unit * WORDS + word] = found[word]
     if cutlass.const_expr(layout.q_rows < layout.rows):
-        if row >= layout.q_rows:  # they hold anything
+        if row >= layout.q_rows:  # these rows hold arbitrary data
             words.fill(0)
     factor, power = power_of(largest_of(words))
     meet(plan.barriers, "q_read", of.q_tile)
@@ -168,7 +168,7 @@ class Softmax:
         q_tile = self.own_q_tile()
         s_state = PipelineState(plan.layout.s_stages, Int32(0), q_tile, Int32(0))
         row_state, q_state = producer_state(1), consumer_state(1)
-        o_state = producer_state(1)  # where P has one buffer, it is free like one of O
+        o_state = producer_state(1)  # if P has one buffer, it is released like O
         for turn in cutlass.range(count_rounds(plan, scope.tensors.order), unroll=1):
             work = locate(plan, scope.tensors, turn)
             walk = plan_walk(plan, work, scope.scalars)
@@ -389,7 +389,9 @@ class Softmax:
         cute.arch.sync_warp()  # ptxas otherwise sinks the store under the exponentials
         exponentiate(lane.scores, scale_log2, shift, share)
         if cutlass.const_expr(self.plan.layout.p_in_smem):
-            lane.pipes.o.wait(step.o_state, q_tile)  # the P V before has read the one buffer of P
+            lane.pipes.o.wait(
+                step.o_state, q_tile
+            )  # the previous P V has read the only buffer of P
         early_columns = self.plan.layout.p_columns[0] // self.plan.layout.halves
         store_p(self.plan, lane, stage, 0, early_columns)
         tmem.wait_stores()

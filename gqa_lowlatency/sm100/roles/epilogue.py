@@ -97,9 +97,9 @@ class Epilogue:
         row_max.fill(-Float32.inf)
         if cutlass.const_expr(plan.is_fp8):
             if share.count > 0:
-                scope.pipes.q.wait(consumer_state(1))  # for the scales of its rows
+                scope.pipes.q.wait(consumer_state(1))  # until the scales of its rows are stored
         s_state = consumer_state(1)
-        o_state = producer_state(1)  # O is taken like a buffer that starts out free
+        o_state = producer_state(1)  # acquires O like a buffer that starts free
         for step in cutlass.range(share.count, unroll=1):
             self.do_tile(scope, scores, row_max, row_sum, s_state, o_state, step)
             s_state.advance()
@@ -150,7 +150,7 @@ class Epilogue:
             hide(plan.config, scope, scores, first + thread)
         moved = update_row_max(scope.buffers, scores, row_max, step % 2)
         self.exponentiate(scope, scores)
-        pipes.o.wait(o_state)  # the product before has read the one buffer of P
+        pipes.o.wait(o_state)  # the previous product has read the only buffer of P
         self.store_p(scope, scores)
         if cutlass.const_expr(plan.ragged):
             if no_row_sees_some(plan.config, share, first):

@@ -95,7 +95,7 @@ class LoadKV:
         self.plan = plan
         self.role = ROLES["load_kv"]
         self.boxes = TILE // plan.box_rows
-        self.words = -(-self.boxes // hw.WARP_THREADS)  # of a lane, to remember them all
+        self.words = -(-self.boxes // hw.WARP_THREADS)  # words per lane that hold the boxes
 
     @cute.jit
     def begin(self, scope: Scope) -> None:

@@ -97,7 +97,7 @@ class Mma:
                     kv_state.advance()
                 pipes.s.signal(0)
             if step > 0:
-                # V first, which has mostly come: a wait costs time, too, where it is satisfied.
+                # V first, which has usually arrived: even a satisfied wait costs time.
                 v_state = kv_state.clone()
                 for _ in cutlass.range_constexpr(plan.pieces):
                     pipes.kv.wait(v_state)

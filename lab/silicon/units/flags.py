@@ -16,11 +16,11 @@ GROUPS = (
 
 def add_units(parser: argparse.ArgumentParser) -> None:
     some = {"nargs": "+", "choices": GROUPS, "metavar": "GROUP", "shown": "all"}
-    add(parser, "groups", f"of {', '.join(GROUPS)}", GROUPS, **some)
-    add(parser, "repeat", "launches of each kernel, behind two that warm up", 9)
-    words = "run the kernels for this architecture in the emulator instead, under its checker"
+    add(parser, "groups", f"groups of benchmarks: {', '.join(GROUPS)}", GROUPS, **some)
+    add(parser, "repeat", "launches of each kernel, after two for warm-up", 9)
+    words = "run the kernels for this architecture in the emulator with its checker instead"
     add(parser, "emulate", words, "", choices=ARCHS, shown="measure on the GPU")
     how = {"type": groups.positive_count, "metavar": "N"}
-    add(parser, "every", "with --emulate: take every so manieth kernel", 1, **how)
+    add(parser, "every", "with --emulate: run only every Nth kernel", 1, **how)
     groups.add_json(parser)
-    groups.add_file(parser, "show", "tables of an earlier run's file, nothing is measured")
+    groups.add_file(parser, "show", "print the tables of an earlier run's file; measure nothing")

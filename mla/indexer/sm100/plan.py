@@ -37,10 +37,10 @@ PARTS = {1: 64, 2: 32}
 
 ROLES = RolePlan(
     (
-        Role("epilogue", 0, 8, "ReLU, weights, sum over heads: a key a thread", teams=TEAMS),
+        Role("epilogue", 0, 8, "ReLU, weights, sum over heads: one key per thread", teams=TEAMS),
         Role("mma", 8, 1, "scale factors to tensor memory, then D = K Q^T on the tensor core"),
-        Role("load", 9, 1, "queries and keys by TMA"),
-        Role("scales", 10, 1, "scale factors of keys, word by word"),
+        Role("load", 9, 1, "load queries and keys by TMA"),
+        Role("scales", 10, 1, "load scale factors of keys, word by word"),
     )
 )
 
@@ -89,7 +89,9 @@ class ScoresPlan:
             (
                 *accumulators,
                 TmemRange("key_scales", scales, ATOM_COLUMNS, "scale factors of keys"),
-                TmemRange("q_scales", scales + ATOM_COLUMNS, ATOM_COLUMNS, "of queries"),
+                TmemRange(
+                    "q_scales", scales + ATOM_COLUMNS, ATOM_COLUMNS, "scale factors of queries"
+                ),
             )
         )
 
@@ -105,7 +107,7 @@ class ScoresPlan:
                        tx_bytes=ROW_BYTES * self.n)  # fmt: skip
         keys = Edge("keys", "load", "mma", STAGES, Signal.TMA, "tile of keys",
                     tx_bytes=ROW_BYTES * KEYS, release=Signal.UMMA)  # fmt: skip
-        scales = Edge("scales", "scales", "mma", STAGES, Signal.THREADS, "their scale factors",
+        scales = Edge("scales", "scales", "mma", STAGES, Signal.THREADS, "scale factors of keys",
                       release=Signal.UMMA)  # fmt: skip
         acc = Edge("acc", "mma", "epilogue", ACC_STAGES, Signal.UMMA, "accumulator",
                    release=Signal.THREADS)  # fmt: skip
@@ -118,7 +120,9 @@ class ScoresPlan:
         self.smem.check()
         self.tmem.check()
         if self.edges.barrier_bytes > BARRIER_BYTES:
-            raise ValueError(f"{self.edges.barrier_bytes} bytes of mbarriers > {BARRIER_BYTES}")
+            raise ValueError(
+                f"{self.edges.barrier_bytes} bytes of mbarriers, limit {BARRIER_BYTES}"
+            )
 
 
 def make_plan(config: BlockScaledConfig) -> ScoresPlan:

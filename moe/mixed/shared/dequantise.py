@@ -41,12 +41,12 @@ def places(
 
 # ---- To bf16
 #
-# Two words have sixteen elements, see `fragments.py`. Sign, exponent and mantissa of an e2m1 are
+# Two words hold sixteen elements, see `fragments.py`. Sign, exponent and mantissa of an e2m1 are
 # moved to bf16's sign, last two exponent bits and first mantissa bit. The result is 2^-126 of the
-# value, subnormals too. One multiplication by the scale factor times 2^126 is exact.
+# value, even for subnormals. One multiplication by the scale factor times 2^126 is exact.
 
 MASK = 0x81C081C0  # of bf16: sign, two bits of exponent, one of mantissa; twice
-TWICE = 0x4040  # selector of prmt: a byte to both halves of a word
+TWICE = 0x4040  # prmt selector: a byte in both halves of a word
 UE5M3_BASE = (235 << 7) * 0x00010001  # exponents of factors: 127 + 126 - 10 - 8
 
 
@@ -138,16 +138,16 @@ def make_words(
 
 # ---- To e4m3
 #
-# A word has eight elements of a row of weights that share a scale factor, see `fragments.py`. Their
-# magnitudes are selectors of prmt among the eight bytes that magnitudes become with that factor:
-# 2^6 of what they mean, less by as many powers of two as the block is below the row's largest.
+# A word holds eight elements of a row of weights with one scale factor, see `fragments.py`. Their
+# magnitudes are prmt selectors into a table of eight bytes: the e4m3 codes of 2^6 times each
+# magnitude, divided by 2^d, where the block's factor is 2^d below the largest of its row.
 
 
-# 0, 0.5, 1, 1.5 and 2, 3, 4, 6 times 2^6; a power of two less is 8 less of every byte but of 0.
+# 0, 0.5, 1, 1.5 and 2, 3, 4, 6 times 2^6; halving subtracts 8 from every byte except 0.
 LOW, HIGH = 0x6C686000, 0x7C787470
 LOW_STEP, HIGH_STEP = 0x08080800, 0x08080808
 SELECTORS, SIGNS = 0x77777777, 0x80808080
-ONE = 0x4440  # selector of prmt: a byte alone
+ONE = 0x4440  # prmt selector: a single byte
 
 
 @cute.jit

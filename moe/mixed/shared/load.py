@@ -129,10 +129,10 @@ def copy_bytes(
         )
 
 
-# ---- Gather role: some warps fetch the rows of x from where the tokens are, swizzled as TMA would
+# ---- Gather role: some warps fetch the rows of x by token, swizzled as TMA would
 #
-# A warp has a part of the rows of a tile. Eight lanes, or four, fetch a row and unit of K. `ahead`
-# stages are in flight: the stage that is signalled is that many before the one that was begun.
+# A warp has a part of the rows of a tile. Eight or four lanes fetch a row of a unit of K. `ahead`
+# stages are in flight: a warp signals the stage that it began that many stages ago.
 
 
 NO_ROW = -1

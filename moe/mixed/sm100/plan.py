@@ -32,7 +32,7 @@ from moe.mixed.plan import (
 MOST_WIDTHS = 3
 MOST_A_STAGES = 4
 MOST_TEAMS = 4
-MANY = 128  # rows of a tile, from which products take longer than their weights
+MANY = 128  # rows of a tile from which products take longer than converting weights
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class MixedPlan(ProductPlan):
         """Warps of a CTA."""
         first = 4 * self.config.teams * self.turns
         roles = (
-            Role("math", 0, first, "weights to bf16, to tensor memory", teams=self.turns),
+            Role("math", 0, first, "convert weights to bf16 in tensor memory", teams=self.turns),
             Role("epilogue", first, 4, "factor, bias, SwiGLU, output"),
             Role("mma", first + 4, 1, "D += A B on the tensor core"),
-            Role("load", first + 5, 1, "weights as they lie, x by TMA"),
-            Role("scheduler", first + 6, 1, "the walk over tiles, from offsets"),
+            Role("load", first + 5, 1, "load weights as stored, x by TMA"),
+            Role("scheduler", first + 6, 1, "assign tiles, from offsets"),
         )
-        gather = Role("gather", first + 7, 4, "rows of x from where the tokens are")
+        gather = Role("gather", first + 7, 4, "gather rows of x of the tokens")
         return RolePlan((*roles, gather) if self.config.gather else roles)
 
     @property
@@ -110,8 +110,8 @@ class MixedPlan(ProductPlan):
         sums, a = self.acc_stages * self.sum_columns, self.a_stages * self.a_columns
         return TmemPlan(
             (
-                TmemRange("acc", 0, sums, "accumulators, fp32: of a block after the other"),
-                TmemRange("a", sums, a, "weights in bf16: of K, inside of that of blocks"),
+                TmemRange("acc", 0, sums, "accumulators, fp32: one block after the other"),
+                TmemRange("a", sums, a, "weights in bf16: by K, then by block"),
             )
         )
 

@@ -76,10 +76,10 @@ class Load(Loader):
             self.fetch_rows(scope, tile, step, state.index, barrier)
 
 
-# ---- Gather: as on Hopper, but where a row comes from stays in registers
+# ---- Gather: as on Hopper, but row indices stay in registers
 #
-# The tensor core is done with a stage in half of the time: a load of the token from shared memory
-# for each row would take longer than the products.
+# The tensor core needs half as long for a stage: loading the token of each row from shared memory
+# would take longer than the products.
 
 
 class Gather(load.Gather):
@@ -120,7 +120,7 @@ class Gather(load.Gather):
                     copy_chunk(target, source + Int64(column) * size, valid)
 
 
-# ---- Math: warpgroups turn weights to bf16 in registers, and store them to tensor memory
+# ---- Math: warpgroups convert weights to bf16 in registers, and store them in tensor memory
 #
 # They only wait for weights and for free stages: the tensor core follows a few stages later.
 
@@ -325,7 +325,7 @@ def make_mma(plan: MixedPlan, width: int) -> cute.TiledMma:
     )
 
 
-# ---- Epilogue: a warpgroup makes rows of the output of sums in tensor memory, some at a time
+# ---- Epilogue: a warpgroup computes rows of the output from sums in tensor memory, some at a time
 
 TEAM = 0  # the only storing warpgroup
 

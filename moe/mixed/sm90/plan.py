@@ -25,7 +25,7 @@ from moe.mixed.plan import (
 )
 
 LEAST = 8  # rows of a tile
-MOST_WIDTHS = 2  # each has a box of x, and every TMA copy takes about 90 cycles
+MOST_WIDTHS = 2  # each needs a box of x, and every TMA copy takes about 90 cycles
 EARLY = 8  # registers of a thread for 64 rows of weights: factors, biases, and some to spare
 
 
@@ -40,15 +40,15 @@ class MixedPlan(ProductPlan):
         teams = self.config.teams
         computes, loads = REGISTERS[teams]
         first = 4 * teams
-        duty = f"weights to {self.config.x}, products, output"
-        last = ("idle", "leaves its registers to those who compute")
+        duty = f"convert weights to {self.config.x}, products, output"
+        last = ("idle", "give registers to the warps that compute")
         if self.config.gather:
-            last = ("gather", "rows of x from where the tokens are")
+            last = ("gather", "gather rows of x of the tokens")
         return RolePlan(
             (
                 Role("math", 0, first, duty, computes, teams),
-                Role("load", first, 1, "weights as they lie, x by TMA", loads),
-                Role("scheduler", first + 1, 1, "the walk over tiles, from offsets", loads),
+                Role("load", first, 1, "load weights as stored, x by TMA", loads),
+                Role("scheduler", first + 1, 1, "assign tiles, from offsets", loads),
                 Role(last[0], first + 2, 2, last[1], loads),
             )
         )  # fmt: skip

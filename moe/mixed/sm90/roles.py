@@ -74,7 +74,7 @@ class Load(Loader):
         self.fetch_rows(scope, tile, step, state.index, barrier)
 
 
-# ---- Outputs of a warpgroup: scales of rows on their way in, sums on their way out
+# ---- Outputs of a warpgroup: load scales of rows, store sums
 
 
 @cute.jit
@@ -127,7 +127,7 @@ def fetch_scales(plan: cutlass.Constexpr[MixedPlan], scope: Scope, tile: Tile, t
         cute.arch.sync_warp()  # one lane of the warp frees stages of the ring from here on
 
 
-# ---- Math: each warpgroup makes numbers of its rows of the weights and multiplies them by x
+# ---- Math: each warpgroup converts its rows of the weights and multiplies them by x
 #
 # While the tensor core works on one unit of K, whose weights it reads in registers, the next unit
 # is converted in others. Products are half as wide if the expert has no more rows in the tile, as
@@ -244,8 +244,8 @@ class Math:
         x = x_operand(plan, width, scope.buffers.x)
         held = [state.index, state.index]  # stages of the two previous units
         for step in cutlass.range(units // PAIR, unroll=1):
-            # Both units first: a wait between a product in flight and the registers of the next
-            # one's weights would be a branch there, and ptxas let no two products overlap (C7513).
+            # Wait for both units first: a wait between a product in flight and the registers of the
+            # next one's weights is a branch, and ptxas would serialise the products (C7513).
             stages = []
             for unit in cutlass.range_constexpr(PAIR):
                 if cutlass.const_expr(unit % plan.units == 0):

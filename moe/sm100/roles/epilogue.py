@@ -27,7 +27,7 @@ from moe.sm100.args import OUT_TYPES, Scope, Tile
 from moe.sm100.plan import LANES, PIECE_BYTES, ROLES, TILE_STAGES, GroupedPlan
 from moe.sm100.roles.scheduler import rank_in_tile, take_tile
 
-# ---- What sums become before anything that is not linear: global scale, bias of the column
+# ---- Linear part of the epilogue: global scale, bias of the column
 
 BIAS_BYTES = 4
 VECTOR = 4  # columns whose biases are loaded together; N is a multiple of it
@@ -40,7 +40,7 @@ class Affine:
     factor: Float32  # factor of the row, or of its gate columns if `up` is set
     up: Float32 | None = None  # factor of its up columns, if it differs
     biases: Int64 | None = None  # address of the biases of neighbouring columns; None: no bias
-    left: Int32 | None = None  # columns from there to the last one; may be below 1
+    left: Int32 | None = None  # number of columns up to the last one; may be below 1
 
     def factor_of(self, config: GroupedConfig, column: int) -> Float32:
         """Return the factor of a column. Columns are counted from one at which gate begins."""
@@ -117,7 +117,7 @@ def bias_at(affine: Affine, first: cutlass.Constexpr[int]) -> tuple[Float32, ...
     )
 
 
-# ---- Where a row of the output goes: numbers, or elements and scale factors
+# ---- Stores of a row of the output: numbers, or elements and scale factors
 #
 # Both become words of 32 bits in registers. If a thread has a long row, its warp stores the row in
 # pieces, through shared memory: neighbouring lanes then write neighbouring units of 16 bytes, so

@@ -133,7 +133,7 @@ def test_batches_that_are_refused(plugin):
     batch.seq_lens_cpu = torch.tensor([1])
     engine.backend.init_forward_metadata(batch)
     q = torch.zeros(1, 256).bfloat16()
-    with pytest.raises(NotImplementedError, match="k_rope: attention takes"):
+    with pytest.raises(NotImplementedError, match="k_rope: attention supports"):
         engine.backend.forward_decode(q, None, None, engine.layers[0], batch, k_rope=q)
 
 

@@ -103,8 +103,8 @@ def test_a_version_that_does_not_know_a_fact(fact):
     ("facts", "words"),
     [
         ({"act_fn": ACT2FN["gelu"]}, "another activation than SwiGLU.* has no alpha and no limit"),
-        ({"has_gate": False}, "no gate beside up"),
-        ({"has_post_expert_norm": True}, "a norm behind every expert"),
+        ({"has_gate": False}, "no gate next to up"),
+        ({"has_post_expert_norm": True}, "a norm after every expert"),
         ({"_is_expert_parallel": True}, "experts on other ranks"),
     ],
 )

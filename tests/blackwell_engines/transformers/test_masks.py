@@ -154,7 +154,7 @@ def call(mask=None, queries=3, keys=7, **options):
 
 SIGHT = Sight(1, 3, 7, None, 0)
 REFUSED = {
-    "4-d mask": ({"mask": torch.zeros(1, 1, 3, 7)}, r"Tensor \(1, 1, 3, 7\): padding \[B, S\]"),
+    "4-d mask": ({"mask": torch.zeros(1, 1, 3, 7)}, r"Tensor \(1, 1, 3, 7\): only padding"),
     "other sizes": ({"mask": Sight(1, 3, 9, None, 0)}, "3 queries and 7 keys, but .* 1, 3 and 9"),
     "no mask": ({}, "no attention_mask for 3 queries and 7 keys of a causal layer"),
     "dropout": ({"mask": SIGHT, "dropout": 0.1}, r"dropout 0\.1"),

@@ -50,7 +50,7 @@ def test_transformers_knows_the_names():
 
 @pytest.mark.parametrize("name", ["sdpa", "eager"])
 def test_a_name_of_another_implementation_is_refused(name):
-    with pytest.raises(ValueError, match=f"'{name}' is another implementation"):
+    with pytest.raises(ValueError, match=f"'{name}' is registered for another implementation"):
         register(name)
 
 

@@ -96,9 +96,9 @@ def test_nothing_before_the_place_where_the_state_came_from_elsewhere(name):
 def test_without_a_state_everything_comes_back():
     driver = cache("plain")
     live = served(driver, tokens(30))
-    with pytest.raises(RollbackPastRing, match="31 tokens to take back, at most 30"):
+    with pytest.raises(RollbackPastRing, match="cannot take back 31 tokens, at most 30"):
         driver.manager.rollback(live.request, 31)
-    with pytest.raises(ValueError, match="-1 tokens to take back"):
+    with pytest.raises(ValueError, match="cannot take back -1 tokens"):
         driver.manager.rollback(live.request, -1)
     driver.take_back(live, 30)
     driver.verify()

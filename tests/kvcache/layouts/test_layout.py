@@ -247,7 +247,7 @@ def test_records_refuse_sizes_that_are_none(sizes, words):
 
 def test_unknown_names_say_what_there_is():
     layout = Layout("l", 8, (Stream("kv", records.FP8_584, 4, 1),), tails=(Tail("t", 4, 8, 1),))
-    with pytest.raises(ValueError, match="a checkpoint at 9: from 0 on, a multiple of 8 tokens"):
+    with pytest.raises(ValueError, match="a checkpoint at 9: at least 0, a multiple of 8 tokens"):
         layout.segments(9)
     with pytest.raises(KeyError, match=r"'hca': the layout l has \['kv', 't'\]"):
         layout.find("hca")

@@ -63,8 +63,8 @@ def test_no_entries_and_no_pages():
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"indptr": ints(1, 2, 3)}, ValueError, r"indptr \[1, 2, 3\]: from 0"),
-        ({"indptr": ints(0, 3, 2)}, ValueError, "never falling, to at most 3 indices"),
+        ({"indptr": ints(1, 2, 3)}, ValueError, r"indptr \[1, 2, 3\]: not ascending from 0"),
+        ({"indptr": ints(0, 3, 2)}, ValueError, "not ascending from 0 to at most 3 indices"),
         ({"indptr": ints(0, 1, 4)}, ValueError, "to at most 3 indices"),
         ({"indptr": ints(0, 3)}, ValueError, r"indptr has 2 numbers, last_page_len 2: B \+ 1"),
         ({"indptr": ints(0, 1, 3).long()}, ValueError, r"Give indptr.int\(\)"),

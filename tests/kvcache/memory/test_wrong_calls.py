@@ -82,7 +82,7 @@ def test_a_call_with_a_wrong_type_leaves_books_seals_and_memory_as_they_were():
     ({"sizes": 8}, "sizes is 8, expected Sizes"),
     ({"device": "gpu"}, "device 'gpu'"),
     ({"device": None}, "device is None"),
-    ({"device": "meta"}, "device meta: a cache is memory"),
+    ({"device": "meta"}, "device meta: a cache needs memory"),
     ({"policy": "rolling"}, "policy is 'rolling'"),
     ({"deferred": 1}, "deferred is 1, expected bool"),
     ({"canary": "yes"}, "canary is 'yes'"),

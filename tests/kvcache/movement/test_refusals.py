@@ -70,9 +70,9 @@ def test_append_rows_refuses():
     rows, slots, x = Rows(pool, 0, 0, 5, record), torch.arange(4), torch.zeros(4, 2, 8).bfloat16()
     for changes, match in (
         ({"x": x[:, :1]}, "16 bytes for a token, record k has 32"),
-        ({"x": x.transpose(1, 2)}, "a token's elements in one piece"),
+        ({"x": x.transpose(1, 2)}, "elements of a token not contiguous"),
         ({"x": x[:3]}, r"slots is .*\(4,\), expected"),
-        ({"x": x[0, 0].expand(4, 2, 8)}, "in one piece"),
+        ({"x": x[0, 0].expand(4, 2, 8)}, "not contiguous"),
         ({"rows": replace(rows, data_offset=4096)}, "data of k at 4096"),
         ({"slots": slots + 12}, "from 12 to 15"),
         ({"rows": replace(rows, pool=pool[:, ::2])}, "strides"),
@@ -92,7 +92,7 @@ def test_rows_that_cannot_be_alone():
     rows = Rows(poisoned(3, 4096), 16, 0, 5, plain("k", 8, 64))
     for changes, match in (
         ({"data_offset": 3100}, "data of k at 3100, 5 rows of 1024"),
-        ({"record": INDEXER_FP4}, "their scales lie apart"),
+        ({"record": INDEXER_FP4}, "scales are stored apart"),
         ({"pool": torch.zeros(3, 4096)}, "pool is torch.float32"),
     ):
         with pytest.raises(ValueError, match=match):
@@ -120,7 +120,7 @@ def test_copy_slots_refuses():
     source, target, pairs = poisoned(3, 4096), poisoned(2, 8192), torch.tensor([[0, 1]])
     parts = torch.tensor([[0, 16, 64]])
     for changes, match in (
-        ({}, "slots of 4096 and 8192 bytes: equal"),
+        ({}, "slots of 4096 and 8192 bytes differ"),
         ({"segments": parts + 1}, r"segment \(1, 17, 65\)"),
         ({"segments": parts + 4096}, "within slots of 4096 and 8192"),
         ({"segments": parts - 16}, r"segment \(-16, 0, 48\)"),

@@ -140,7 +140,7 @@ SCENARIOS = {
         all: bar.sync 1, 64; //-barrier
         warp 1: mbarrier.arrive.shared.b64 _, [slot]; //:arrive
         """,
-        Lacks("barrier", "a barrier behind mbarrier.init", "init", "arrive", "mbarrier"),
+        Lacks("barrier", "a barrier after mbarrier.init", "init", "arrive", "mbarrier"),
     ),
 }
 
