@@ -33,6 +33,7 @@ OTHER_NAMES = SHARED_NAMES | {
     "num_splits": "parts",
     "cache_leftpad": "first_keys",
     "q_descale": "multiply scale= by it",
+    "q_scale": "multiply scale= by it",
     "pack_gqa": "drop it: query heads of a KV head always share its keys",
 }
 

@@ -117,6 +117,7 @@ def form(**changes: Any) -> Activation:
 
 
 NO_PRODUCT = [
+    no("accepts .*on Hopper, pass moe.arrange.experts.", NotImplementedError, arch="sm_90a"),
     no("limit 0", activation=form(limit=0.0)),
     no("limit -7", activation=form(limit=-7.0)),
     no("limit nan", activation=form(limit=NAN)),
