@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from lab.house import dsl, imports, repository, size
+from lab.house import dsl, imports, repository, size, tiers
 from lab.house.source import ROOT, Source
 
 
@@ -154,7 +154,7 @@ def test_prose():
 def test_tree():
     kernel = Source(PurePosixPath("fmha/sm100/kernel.py"), "")
     assert not list(repository.kernels_have_a_matrix([kernel]))
-    with mock.patch.object(repository, "table", return_value=()):
+    with mock.patch.object(tiers, "table", return_value=()):
         assert list(repository.kernels_have_a_matrix([kernel]))
     assert list(repository.folders_are_packages([kernel]))
     assert not list(

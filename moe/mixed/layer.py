@@ -35,7 +35,9 @@ class MixedLayer(Layer):
         self.experts.w13.check()
         self.experts.w2.check()
         if self.x.dtype != torch.bfloat16:
-            raise NotImplementedError(f"x is {self.x.dtype}: bfloat16, with arranged experts")
+            raise NotImplementedError(
+                f"x is {self.x.dtype}: expected bfloat16 with arranged experts"
+            )
         if self.activations not in (None, self.experts.x):
             raise NotImplementedError(
                 f"activations {self.activations!r}, but the experts were arranged for "

@@ -242,7 +242,7 @@ def test_clusters_that_others_took_over_cost_nothing(decoded):
     model = LaunchModel(bind(recorded), H100)
     assert (model.clusters, model.predict().waves) == (places, 1)
     fewer = replace(recorded, places=places - 1)
-    with pytest.raises(ValueError, match=rf"on H100 {places} would.*resident={places}\)"):
+    with pytest.raises(ValueError, match=rf"{places} would on H100.*resident={places}\)"):
         LaunchModel(bind(fewer), H100).predict()
 
 

@@ -185,7 +185,8 @@ def test_minus_one_is_unbounded(family):
 
 @pytest.mark.usefixtures("no_compile")
 def test_other_names_are_those_of_both(family):
-    assert family.names.keys() == fmha_api.OTHER_NAMES.keys()
+    own = {"q_scale"}  # attention has it
+    assert family.names.keys() - own == fmha_api.OTHER_NAMES.keys()
 
 
 @pytest.mark.usefixtures("no_compile")

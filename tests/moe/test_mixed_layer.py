@@ -278,7 +278,7 @@ def test_opcheck_of_the_layer():
 
 @pytest.mark.usefixtures("no_compile")
 @pytest.mark.parametrize(("error", "words", "changes"), [
-    (NotImplementedError, "x is torch.float16, expected bfloat16 with arranged", {"x": X.half()}),
+    (NotImplementedError, "x is torch.float16: expected bfloat16 with arranged", {"x": X.half()}),
     (ValueError, r"x \(7, 128\) and router_logits", {"x": X[:, :128]}),
     (ValueError, r"scales with arranged experts", {"scales": Scales(h=torch.ones(1))}),
     (ValueError, r"expert_range \(0, 2\), but 5 are packed", {"expert_range": (0, 2)}),

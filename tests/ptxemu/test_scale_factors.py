@@ -256,7 +256,7 @@ def test_bits_beside_elements_in_tensor_memory(a_format, where, beside):
         case = Case("mxf8f6f4", 1, "ue8m0", a_format=a_format, b_format="e4m3")
         put_a_in_tmem(case, np.zeros((128, 32), np.uint8))
         case.group[0].tmem.cells[A_TMEM + 3, 77] = 1 << 8 + bit
-        with pytest.raises(UnsupportedPtx, match=rf"A of {a_format} in TMEM .* bits {where} of"):
+        with pytest.raises(UnsupportedPtx, match=rf"A in {a_format} in TMEM .* bits {where} of"):
             case.run(a=A_TMEM)
 
 
