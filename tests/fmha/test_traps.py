@@ -108,7 +108,7 @@ def test_registers_of_s_have_arrived_when_s_is_given_away(changed, schedule, cur
 
 def test_p_in_shared_memory_waits_for_the_product_before(changed):
     """There is one buffer of P."""
-    wait = "lane.pipes.o.wait(step.o_state, q_tile)  # the P V before has read the one buffer of P"
+    wait = "lane.pipes.o.wait(step.o_state, q_tile)  # the only buffer of P has been read"
     changed(softmax, [kernel], "Softmax", (wait, "pass"))
     assert noticed(moving("pair of halves"))
 

@@ -119,7 +119,7 @@ TRAPS = {
     ),
     "P is overwritten while it is read": (
         epilogue, (kernel,), "Epilogue", MOVING,
-        "pipes.o.wait(o_state)  # the product before has read the one buffer of P", "pass",
+        "pipes.o.wait(o_state)  # the previous product has read the only buffer of P", "pass",
     ),
     "P is not fenced for the tensor core": (
         epilogue, (kernel,), "Epilogue", MOVING,

@@ -329,8 +329,8 @@ def test_which_blocks_a_cta_computes(printed):
     heads."""
     text = printed(f"explain.py fmha --q-len 64k {LLAMA} --head-dim 64 --causal --window 127")
     rows = rows_of(text, "Query blocks")
-    assert rows["a block"] == "2 tiles of 16 tokens x 8 heads that share them"
-    assert rows["all blocks"].startswith("2048 of each KV head x 8 KV heads")
+    assert rows["a block"] == "2 tiles of 16 tokens x 8 heads that share keys"
+    assert rows["all blocks"].startswith("2048 per KV head x 8 KV heads")
     assert rows["launched"].startswith("148 CTAs of 148")
     assert rows["launched"].endswith("110 or 111 blocks each")
     assert rows["key tiles"].startswith("80 keys")

@@ -389,9 +389,7 @@ class Softmax:
         cute.arch.sync_warp()  # ptxas otherwise sinks the store under the exponentials
         exponentiate(lane.scores, scale_log2, shift, share)
         if cutlass.const_expr(self.plan.layout.p_in_smem):
-            lane.pipes.o.wait(
-                step.o_state, q_tile
-            )  # the previous P V has read the only buffer of P
+            lane.pipes.o.wait(step.o_state, q_tile)  # the only buffer of P has been read
         early_columns = self.plan.layout.p_columns[0] // self.plan.layout.halves
         store_p(self.plan, lane, stage, 0, early_columns)
         tmem.wait_stores()
