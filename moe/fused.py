@@ -37,6 +37,7 @@ from moe.choose import check_tile_rows
 from moe.config import GroupedConfig
 from moe.formats import FORMATS, SCALINGS, format_of
 from moe.launch import forward
+from moe.models import CLAMPED
 from moe.packing import LayerWeights, PackedExperts
 from moe.quantiser.launch import Tokens, quantise
 from moe.quantized import Quantized, made_of
@@ -54,8 +55,6 @@ from moe.routing.linear_launch import TokenChoices, run_route_tokens
 
 MIXED = (("mxfp8", "mxfp4"),)  # formats of activations and of weights that go together
 FOUR_BITS = tuple(name for name, form in FORMATS.items() if form.element == "e2m1")
-# model_type -> activation, of models whose experts are not plain SwiGLU
-ACTIVATIONS = {"gpt_oss": "SwiGLU(1.702, 1.0, 7.0)", "deepseek_v4": "SwiGLU(limit=10.0)"}
 PLAIN, FOUND = SwiGLU(), Scales()
 
 
@@ -327,10 +326,10 @@ def fields_of(
     packed experts in four bits if the precision of the activations is not named.
     """
     model = getattr(experts, "model_type", None)
-    if model in ACTIVATIONS and "activation" not in options:
+    if model in CLAMPED and "activation" not in options:
         raise ValueError(
             f"activation is missing: experts of {model} are no plain SwiGLU; pass that of "
-            f"moe.models.from_config(config), such as {ACTIVATIONS[model]}"
+            f"moe.models.from_config(config), such as {CLAMPED[model]}"
         )
     if "activations" not in options and isinstance(experts, PackedExperts):
         fmt = experts.w13.fmt

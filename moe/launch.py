@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from kernelkit.call.launch import NoTarget, choose_target, launch, sms_of
+from kernelkit.call.launch import choose_target, launch, sms_of
 from kernelkit.call.operator import Operator
 from kernelkit.call.tensors import DTYPES, with_plain_strides
 from kernelkit.compile.arch import written_for
@@ -28,6 +28,7 @@ from moe.kernel_arguments import GroupedArguments, Moved, Numbers, Tensors
 from moe.quantized import Quantized, of_bytes
 
 ARCHS = tuple(KERNELS)
+ON_HOPPER = "; on Hopper, pass moe.arrange(experts) to fused_moe"
 
 Results = tuple[torch.Tensor, torch.Tensor]
 
@@ -38,13 +39,7 @@ def forward(arguments: Arguments) -> Results:
     device, problem = arguments.offsets.device, arguments.problem
     results = empty_results(arguments)
     given = kernel_arguments(arguments, results) if problem.rows and problem.columns else None
-    try:
-        target = choose_target(device, arguments.backend, arguments.arch, ARCHS)
-    except NoTarget:
-        raise
-    except NotImplementedError as refused:
-        hint = "on Hopper, pass moe.arrange(experts) to fused_moe"
-        raise NotImplementedError(f"{refused}; {hint}") from refused
+    target = choose_target(device, arguments.backend, arguments.arch, ARCHS, ON_HOPPER)
     if given is not None:
         launch(compile_for(arguments.config, target.arch), (given,), target, device)
     return results

@@ -21,7 +21,11 @@ from moe.arguments import Router, SwiGLU
 Config = Mapping[str, Any]
 MAX_NUMBER = (1 << 31) - 1  # limit of every count in a config
 GPT_OSS_ALPHA, GPT_OSS_BETA = 1.702, 1.0
-CLAMPED = ("gpt_oss", "deepseek_v4")  # whose SwiGLU has a limit
+# model_type -> how its activation is written, of models whose SwiGLU has a limit
+CLAMPED = {
+    "gpt_oss": f"SwiGLU({GPT_OSS_ALPHA}, {GPT_OSS_BETA}, 7.0)",
+    "deepseek_v4": "SwiGLU(limit=10.0)",
+}
 
 
 @dataclass(frozen=True)

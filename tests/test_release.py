@@ -71,7 +71,7 @@ def test_packages_are_python_and_pages():
 
 
 def test_the_description_has_no_link_into_the_checkout():
-    """It is README.md, whose links to files lead nowhere from the page of an index."""
+    """The description is README.md, whose links to files lead nowhere on a page of an index."""
     (pattern,) = re.findall(r"pattern = '(.*?)', replacement = '\\1'", PROJECT)
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert LINK.search(text)

@@ -51,8 +51,8 @@ class Model:
     ) -> torch.Tensor:
         """Return logits [N, V] of the tokens in `last`, of all tokens [T] of a step."""
         x = self.weights["embed_tokens.weight"][tokens]
-        turns = positions[:, None] * self.speed
-        angles = turns.cos() * self.angle_scale, turns.sin() * self.angle_scale
+        angle = positions[:, None] * self.speed
+        angles = angle.cos() * self.angle_scale, angle.sin() * self.angle_scale
         for layer in range(self.config.layers):
             normed = self._norm(x, f"layers.{layer}.input_layernorm")
             x = x + self._attention(layer, normed, angles, attend)
@@ -72,7 +72,7 @@ class Model:
         q, k, v = (x.unflatten(-1, (-1, dim)) for x in rows)
         if f"{name}q_norm.weight" in self.weights:  # Qwen3
             q, k = self._norm(q, f"{name}q_norm"), self._norm(k, f"{name}k_norm")
-        o = attend(layer, turned(q, *angles), turned(k, *angles), v)
+        o = attend(layer, rotated(q, *angles), rotated(k, *angles), v)
         return self._linear(o.flatten(1), f"{name}o_proj")
 
     def _linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
@@ -82,7 +82,7 @@ class Model:
         return rms_norm(x, x.shape[-1:], self.weights[f"{name}.weight"], self.config.eps)
 
 
-def turned(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate [T, heads, D] by the angles [T, D / 2]; columns i and i + D / 2 are a pair."""
     x, y = heads.float().chunk(2, -1)
     cos, sin = cos[:, None], sin[:, None]

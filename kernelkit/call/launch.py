@@ -94,7 +94,7 @@ def watching(watcher: Watcher, *, launching: bool = True) -> Iterator[None]:
 
 
 def choose_target(
-    device: torch.device, backend: str, arch: str | None, archs: Sequence[str]
+    device: torch.device, backend: str, arch: str | None, archs: Sequence[str], instead: str = ""
 ) -> Target:
     """Return the target of a kernel whose tensors are on `device`.
 
@@ -105,6 +105,7 @@ def choose_target(
         arch: architecture to compile for, such as 'sm_90a'; None for the device's, or the first of
             EMULATED for the emulator.
         archs: architectures that the kernel is written for.
+        instead: what to do on others; ends the error for an architecture.
 
     Raises:
         ValueError: backend or arch contradicts the device.
@@ -117,9 +118,9 @@ def choose_target(
         raise ValueError(f"backend {backend!r}: one of {BACKENDS}")
     if arch is not None and not _serves(archs, arch):
         accepted = ", ".join(_emulated_of(tuple(archs)))
-        raise NotImplementedError(f"arch {arch!r}: this kernel accepts {accepted}")
+        raise NotImplementedError(f"arch {arch!r}: this kernel accepts {accepted}{instead}")
     if device.type == "cpu":
-        return _cpu_target(backend, arch, archs)
+        return _cpu_target(backend, arch, archs, instead)
     if device.type == "meta" and arch is not None:
         return Target("none", arch)  # what has no memory is only asked for its kernels
     if device.type == "meta":
@@ -133,7 +134,7 @@ def choose_target(
     if native is None or not _serves(archs, native):
         raise NotImplementedError(
             f"{device} has compute capability {capability[0]}.{capability[1]}; "
-            f"this kernel is written for {tuple(archs)}"
+            f"this kernel is written for {tuple(archs)}{instead}"
         )
     if arch not in (None, native):
         raise ValueError(f"arch {arch!r} does not run on {device}, which needs {native!r}")
@@ -153,14 +154,15 @@ def _capability(device: torch.device) -> tuple[int, int]:
         raise NotImplementedError(f"device {device}: no such GPU here; {error}") from error
 
 
-def _cpu_target(backend: str, arch: str | None, archs: Sequence[str]) -> Target:
+def _cpu_target(backend: str, arch: str | None, archs: Sequence[str], instead: str) -> Target:
     if backend == "cuda":
         raise ValueError("backend 'cuda' needs CUDA tensors, these are on the CPU")
     active = _emulation.get()
     arch = arch or (active.arch if active else None)
     possible = [name for name in _emulated_of(tuple(archs)) if arch in (None, name)]
     if not possible:
-        raise NotImplementedError(f"the emulator runs {EMULATED}, not {arch or tuple(archs)}")
+        named = arch or tuple(archs)
+        raise NotImplementedError(f"the emulator runs {EMULATED}, not {named}{instead}")
     return Target("emulate", possible[0])
 
 

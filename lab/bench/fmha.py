@@ -38,7 +38,7 @@ from lab.bench.fmha_tables import (
 from lab.bench.perform import Bench
 from lab.flags.bench import OWN_DIMS
 from lab.measure.timing import reason_of
-from lab.measure.turns import HOW, Contestant, figures, flush_buffer, meter, take_turns
+from lab.measure.turns import Contestant, figures, flush_buffer, how, meter, take_turns
 from lab.report.attention import draw_any
 from lab.report.documents import Document
 from lab.tools.place import why_not_here
@@ -169,9 +169,7 @@ class Attention(Bench):
         return found
 
     def setting(self) -> dict[str, Any]:
-        flush = self.options.flush
-        order = f"{self.options.rounds} rounds, {'cold L2' if flush else 'L2 as it is'}"
-        return {"inputs": INPUTS, "timing": HOW, "order": order, "flush": flush}
+        return {"inputs": INPUTS, **how(self.options.rounds, flush=self.options.flush)}
 
     def machine(self) -> dict[str, Any]:
         if OURS in self.peers and why_not_here(ARCHS):

@@ -220,6 +220,7 @@ class Decode(Bench):
     more = ("host",)
     selects = ("peers",)
     no_gpu = NO_GPU
+    static_columns = STATIC
 
     def problems(self) -> Sequence[Problem]:
         return problems_of(self.options)
@@ -261,10 +262,8 @@ class Decode(Bench):
         found = rows_of(problem, self.peers, cold_and_warm, sets=sets)
         return [with_bandwidth(row, self.bandwidth) for row in found]
 
-    def static(self, problems: Sequence[Problem]) -> list[dict]:
-        rows = [{"kind": "static", **row} for row in static_rows(problems)]
-        show(*table("static figures", STATIC, rows))
-        return rows
+    def known(self, problems: Sequence[Problem]) -> list[dict]:
+        return static_rows(problems)
 
     def show(self, rows: Sequence[dict]) -> None:
         show(*latency_table(rows))

@@ -21,7 +21,7 @@ from lab.bench.moe_peers import LAYER, MAX_ERROR, OURS, OURS_E4M3, PEERS, W2, W1
 from lab.bench.perform import Bench
 from lab.flags.moe import MODEL_TOKENS, OF_MODELS
 from lab.measure.timing import capture, reason_of, replay, spreads
-from lab.measure.turns import HOW, Contestant, figures, flush_buffer, meter, take_turns
+from lab.measure.turns import Contestant, figures, flush_buffer, how, meter, take_turns
 from lab.problems.moe_models import WEIGHT_BYTES, Model, Tokens, model_of, tokens_of
 from lab.report.documents import Document
 from lab.report.moe import draw
@@ -336,9 +336,7 @@ class Layers(Bench):
         return [*itertools.product(asked.model, asked.routing, asked.rows, asked.parts)]
 
     def setting(self) -> dict[str, Any]:
-        flush = self.options.flush
-        order = f"{self.options.rounds} rounds, {'cold L2' if flush else 'L2 as it is'}"
-        return {"inputs": INPUTS, "timing": HOW, "order": order, "flush": flush}
+        return {"inputs": INPUTS, **how(self.options.rounds, flush=self.options.flush)}
 
     def machine(self) -> dict[str, Any]:
         self.options.machine = rates()

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from lab.measure.timing import heading, setting
 from lab.report.documents import Document, measured
+from lab.tools import tables
 from lab.tools.common import progress_bar, read_rows, refuse, save_rows
 
 OUTPUT = frozenset({"show", "markdown", "plot"})  # flags that go with --show in every family
@@ -31,6 +32,7 @@ class Bench(ABC):
     kind: ClassVar[str]  # of a timed row in a file
     more: ClassVar[Collection[str]] = ()  # kinds of other rows that `tell` prints
     no_gpu: ClassVar[str] = ""  # what is not done without a GPU
+    static_columns: ClassVar[Sequence[tables.Column]] = ()  # of what is known without times
     selects: ClassVar[Collection[str]] = ()  # flags that choose rows of a file
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -60,9 +62,15 @@ class Bench(ABC):
         """Print why nothing is timed."""
         print(self.no_gpu)
 
-    @abstractmethod
+    def known(self, problems: Sequence[Any]) -> list[dict]:
+        """Return what follows from the sizes of the problems."""
+        return [problem.sizes for problem in problems]
+
     def static(self, problems: Sequence[Any]) -> list[dict]:
         """Print what is known without times; return its rows."""
+        rows = [{"kind": "static", **row} for row in self.known(problems)]
+        tables.show(*tables.table("static figures", self.static_columns, rows))
+        return rows
 
     @abstractmethod
     def show(self, rows: Sequence[dict]) -> None:

@@ -104,6 +104,7 @@ class Products(Bench):
 
     kind = "q8_0"
     no_gpu = NO_GPU
+    static_columns = STATIC
 
     def problems(self) -> Sequence[Problem]:
         return [*problems_of(self.options)]
@@ -114,11 +115,6 @@ class Products(Bench):
     def rows(self, problem: Problem) -> list[dict]:
         nbytes = problem.nbytes if problem.operation == "quantise" else problem.weight_bytes
         return rows_of(problem, sets_here(nbytes))
-
-    def static(self, problems: Sequence[Problem]) -> list[dict]:
-        rows = [{"kind": "static", **problem.sizes} for problem in problems]
-        show(*table("static figures", STATIC, rows))
-        return rows
 
     def show(self, rows: Sequence[dict]) -> None:
         show(*table(rows[0]["problem"], COLUMNS, rows))

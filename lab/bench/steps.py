@@ -131,6 +131,7 @@ class Steps(Bench):
     kind = "step"
     selects = ("steps", "names")
     no_gpu = NO_GPU
+    static_columns = STATIC
 
     def problems(self) -> Sequence[Problem]:
         asked = self.options
@@ -141,11 +142,6 @@ class Steps(Bench):
 
     def rows(self, problem: Problem) -> list[dict]:
         return rows_of(problem, torch.cuda.get_device_properties().L2_cache_size)
-
-    def static(self, problems: Sequence[Problem]) -> list[dict]:
-        rows = [{"kind": "static", **problem.sizes} for problem in problems]
-        show(*table("static figures", STATIC, rows))
-        return rows
 
     def show(self, rows: Sequence[dict]) -> None:
         show(*step_table(rows))

@@ -41,6 +41,12 @@ Launch = Callable[[], object]  # only enqueues work on the current stream
 Pair = tuple[torch.cuda.Event, torch.cuda.Event]
 
 
+def how(rounds: int, *, flush: bool) -> dict[str, object]:
+    """Return what a file of figures says of turns."""
+    order = f"{rounds} rounds, {'cold L2' if flush else 'L2 as it is'}"
+    return {"timing": HOW, "order": order, "flush": flush}
+
+
 @dataclass(frozen=True)
 class Turn:
     """Microseconds of a call, and in the midst of the turn sm_mhz and watts, where something says

@@ -57,7 +57,7 @@ def page(found: Mapping[str, Support]) -> str:
 
 
 def _summary(found: Mapping[str, Support]) -> list[tuple[str, ...]]:
-    """Which kernels each function has, for every set of GPUs that they serve."""
+    """Return a table of the kernels of each function for every set of GPUs that they serve."""
     served = {of: [gpu for gpu in GPUS if written_for(gpu) == written_for(of)] for of in ASKED_OF}
     rows = [("function", *(", ".join(gpus) for gpus in served.values()))]
     for name, support in found.items():

@@ -646,7 +646,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     **OF_TENSOR,
     **OF_LAUNCHES,
 }
-"""Of several rules the first one counts whose rows are all there."""
+"""Rules by name. If there are several, the first one whose rows are all there counts."""
 
 UNRULED = {
     "issue_uniform": "nothing but the compiler issues uniform instructions",
