@@ -80,6 +80,11 @@ class BlackwellKernelsBackend(AttentionBackend):
         return True
 
     @classmethod
+    def supports_per_head_quant_scales(cls) -> bool:
+        """FP8 caches with a scale for each KV head."""
+        return True
+
+    @classmethod
     def supports_sliding_window(cls) -> bool:
         """Keys before the own position."""
         return True
@@ -302,19 +307,28 @@ class BlackwellKernelsImpl(AttentionImpl[Step]):
             scales: dict[str, torch.Tensor] = {}
             if is_fp8:
                 scales = {
-                    name: self._by_head(number, k_pages.device)
+                    name: self._by_head(layer, name, number)
                     for name, number in zip(("k_scale", "v_scale"), numbers, strict=True)
                 }
             sinks = None if self.sinks is None else self.sinks.detach().float()
             self._scores[numbers] = Scores(self.scale, self._window, self._softcap, sinks, **scales)
         return self._scores[numbers]
 
-    def _by_head(self, number: float, device: torch.device) -> torch.Tensor:
-        """Return `number` per KV head in fp32, whatever the engine's default dtype is."""
-        return torch.full((self.num_kv_heads,), number, dtype=torch.float32, device=device)
+    def _by_head(self, layer: Any, name: str, number: float) -> torch.Tensor:
+        """Return a scale per KV head in fp32: the layer's own, or `number` for each of them."""
+        given = getattr(layer, f"_{name}")
+        if given.numel() > 1:
+            for scale in given.tolist():  # `number` is the largest of them
+                cache_scales(_name_of(layer), **{name: scale})
+            return given
+        return torch.full((self.num_kv_heads,), number, dtype=torch.float32, device=given.device)
 
 
 def _scales_of(layer: Any) -> tuple[float, ...]:
     """Return (k_scale, v_scale) of an FP8 cache; ValueError for a layer that has none."""
-    name = getattr(layer, "layer_name", type(layer).__name__)
-    return cache_scales(name, k_scale=layer._k_scale_float, v_scale=layer._v_scale_float)
+    numbers = {"k_scale": layer._k_scale_float, "v_scale": layer._v_scale_float}
+    return cache_scales(_name_of(layer), **numbers)
+
+
+def _name_of(layer: Any) -> str:
+    return getattr(layer, "layer_name", type(layer).__name__)
