@@ -49,7 +49,7 @@ class EncoderOnlyAttentionSpec(SimpleNamespace):
 
 
 class AttentionImpl(Generic[T]):
-    pass
+    dcp_world_size = 1
 
 
 class AttentionMetadataBuilder(Generic[T]):
@@ -93,10 +93,18 @@ class AttentionBackendEnum(Enum, metaclass=_Named):
     FLASH_ATTN = "flash"
 
 
+RANKS = SimpleNamespace(count=1, own=0, group=None)  # those that share keys
+
+
 def config_of(drafts: int = 0, fast_prefill: bool = False) -> SimpleNamespace:
     """A `VllmConfig`, the parts that the plugin reads."""
     cache = SimpleNamespace(kv_sharing_fast_prefill=fast_prefill)
-    return SimpleNamespace(drafts=drafts, cache_config=cache)
+    return SimpleNamespace(
+        drafts=drafts,
+        cache_config=cache,
+        parallel_config=SimpleNamespace(cp_kv_cache_interleave_size=1),
+        scheduler_config=SimpleNamespace(max_num_seqs=8),
+    )
 
 
 def register_backend(name: str, path: str) -> None:
@@ -106,20 +114,32 @@ def register_backend(name: str, path: str) -> None:
 
 def modules() -> dict[str, ModuleType]:
     """Map the names under which the plugin imports modules to stand-ins."""
-    names = ("vllm", "vllm.v1", "vllm.v1.attention", "vllm.v1.attention.backends")
+    names = (
+        "vllm",
+        "vllm.distributed",
+        "vllm.v1",
+        "vllm.v1.attention",
+        "vllm.v1.attention.backends",
+    )
     found = {name: ModuleType(name) for name in names}
     backend = ModuleType("vllm.v1.attention.backend")
     for kind in (AttentionBackend, AttentionCGSupport, AttentionImpl, AttentionMetadataBuilder,
                  AttentionType, CommonAttentionMetadata):  # fmt: skip
         setattr(backend, kind.__name__, kind)
-    found["vllm"].config = config = ModuleType("vllm.config")
+    config = ModuleType("vllm.config")
     config.get_current_vllm_config_or_none = lambda: None
+    state = ModuleType("vllm.distributed.parallel_state")
+    state.get_dcp_group = lambda: RANKS.group
+    state.get_dcp_world_size_and_rank = lambda sharded: (RANKS.count, RANKS.own)
+    ops = ModuleType("vllm.v1.attention.ops")
+    ops.dcp = ModuleType("vllm.v1.attention.ops.dcp")
+    ops.dcp.cp_lse_ag_out_rs = lambda o, lse, group, return_lse: group.combine(o, lse)
     specs = ModuleType("vllm.v1.kv_cache_interface")
     specs.EncoderOnlyAttentionSpec = EncoderOnlyAttentionSpec
     registry = ModuleType("vllm.v1.attention.backends.registry")
     registry.AttentionBackendEnum = AttentionBackendEnum
     registry.register_backend = register_backend
-    for module in (backend, registry, config, specs):
+    for module in (backend, registry, config, specs, state, ops, ops.dcp):
         found[module.__name__] = module
     return found
 
@@ -184,7 +204,10 @@ class Engine:
         self.cache = cache_of(shape, blocks, block_size, layout, padding).to(device)
         self.free = random.Random(blocks).sample(range(blocks), blocks)
         self.builder = builder(backend.get_builder_cls())(
-            SimpleNamespace(block_size=block_size), ["layer"], config_of(drafts), None
+            SimpleNamespace(block_size=block_size, dcp_sharded=True),
+            ["layer"],
+            config_of(drafts),
+            None,
         )
         window = None if shape.window is None else shape.window + 1
         self.impl = backend.get_impl_cls()(
