@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lab.engines.environment import Environment
@@ -53,13 +53,16 @@ class Run:
         return [call["kernel"] for call in self.calls if call["what"] == "compile"]
 
     def verdicts(self, reference: Reference) -> list[Verdict]:
-        """Judge the answers to each prompt in all rounds."""
-        return [
+        """Judge the answers to each prompt in all rounds, by one scale of rounding: short prompts
+        have too few places to show it."""
+        found = [
             reference.judge(prompt, answers)
             for prompt, answers in zip(
                 self.scenario.prompts(), zip(*self.rounds, strict=True), strict=True
             )
         ]
+        own = max(verdict.own for verdict in found)
+        return [replace(verdict, own=own) for verdict in found]
 
 
 def run_vllm(environment: Environment, scenario: Scenario, fault: str = "") -> Run:

@@ -33,7 +33,7 @@ class EmulatedPlatform(CpuPlatform):
     @classmethod
     def get_attn_backend_cls(
         cls, selected_backend: Any, attn_selector_config: Any, num_heads: Any = None
-    ):
+    ) -> str:
         """Return the path of the chosen backend's class.
 
         Raises:
