@@ -156,6 +156,7 @@ def kernel_arguments(arguments: Arguments, results: Results, decision: Decision)
             sinks=sinks,
             k_scale=k_scale,
             v_scale=v_scale,
+            out_scale=arguments.kernel_out_scale(),
             partial=partial,
             counts=counts,
             first=first,
