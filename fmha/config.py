@@ -278,8 +278,8 @@ class AttentionConfig(Tuning, Asked):
             )
         if self.o_dtype == FP8 and not self.normalize:
             raise ValueError(
-                f"out_dtype {FP8} with normalize=False: a raw O has more range than {FP8}. Quantise "
-                "the merged O"
+                f"out_dtype {FP8} with normalize=False: raw sums leave its range. Pass fp32, and "
+                "quantise the merged O"
             )
         if self.page_size and not self.kv_lens:
             raise ValueError("pages without kv_lens: the number of keys in them is not known")

@@ -241,8 +241,11 @@ class PortablePlan:
             )
         if config.pdl:
             require_pdl(arch)
-        for what, dtype in (("keys", config.keys_dtype), ("output", config.o_dtype)):
-            if dtype == "e4m3" and arch in WITHOUT_E4M3:
-                raise NotImplementedError(
-                    f"e4m3 {what} on {arch}: their conversion needs compute capability 8.9"
-                )
+        if config.keys_dtype == "e4m3" and arch in WITHOUT_E4M3:
+            raise NotImplementedError(
+                f"e4m3 keys on {arch}: their conversion needs compute capability 8.9"
+            )
+        if config.o_dtype == "e4m3" and arch in WITHOUT_E4M3:
+            raise NotImplementedError(
+                f"out_dtype e4m3 on {arch}: its conversion needs compute capability 8.9"
+            )
