@@ -247,8 +247,8 @@ class BlackwellKernelsImpl(AttentionImpl[Step]):
         """Accept the arguments that vLLM passes.
 
         Raises:
-            NotImplementedError: for ALiBi, a dtype of the cache without kernels, and windows or
-                e4m3 where there are none to be expected.
+            NotImplementedError: for ALiBi, a dtype of the cache without kernels, and a window over
+                keys of an encoder or keys that ranks share.
             ValueError: if sinks are not one for each query head.
         """
         if alibi_slopes is not None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from blackwell_engines.vllm.context import Place
+from fmha.reference import definition
 from tests.blackwell_engines.requests import LayerShape, Request
 from tests.blackwell_engines.vllm.engine import RANKS, Engine, config_of
 
@@ -99,7 +100,8 @@ class Ranks:
         step = engine.builder.build(0, common)
         return engine.impl.forward(engine.layer, q, k, v, engine.cache, step, out)
 
-    def step(self, plan: dict[int, int]) -> None:
+    def step(self, plan: dict[int, int], most: float | None = None) -> None:
+        """Run a step and judge it, with `most` loosely: new keys are not rounded to e4m3."""
         with ThreadPoolExecutor(COUNT) as pool:
             parts = [*pool.map(lambda rank: self.run(rank, plan), range(COUNT))]
         out, first = torch.cat(parts, 1), 0
@@ -107,7 +109,13 @@ class Ranks:
             for engine in self.engines[1:]:
                 engine.requests[name].done += new
             request = self.engines[0].requests[name]
-            request.judge(out[first : first + new], request.done)
+            tokens, end = out[first : first + new], request.done + new
+            if most is None:
+                request.judge(tokens, request.done)
+            else:
+                k, v = request.k[None, :end], request.v[None, :end]
+                exact = definition(request.q[None, request.done : end], k, v, causal=True).o[0]
+                assert (tokens.double() - exact).abs().max() < most
             request.done, first = request.done + new, first + new
 
 
@@ -123,6 +131,17 @@ def test_two_ranks(sinks, interleave, plugin, group, engines_by_definition):
     ranks.step({1: 1, 3: 1, 2: 17})
     ranks.step({1: 1, 2: 1, 3: 1})
     assert engines_by_definition.count("decode") >= 2 * COUNT
+
+
+def test_two_ranks_with_caches_in_e4m3(plugin, group, engines_by_definition):
+    """Scales are of the cache: new tokens see one another by keys that were never scaled."""
+    shape = replace(SHAPE, kv_dtype=torch.float8_e4m3fn, scales=(0.5, 0.25))
+    ranks = Ranks(plugin, shape, 1)
+    for name in (1, 2):
+        ranks.admit(name, 80)
+    ranks.step({1: 20}, most=0.3)
+    ranks.step({1: 1, 2: 33}, most=0.3)
+    ranks.step({1: 17, 2: 4}, most=0.3)
 
 
 @pytest.mark.parametrize("interleave", [1, 4])
