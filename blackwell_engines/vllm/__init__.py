@@ -20,3 +20,4 @@ def register() -> None:
 
     if NAME not in AttentionBackendEnum.__members__:
         register_backend(NAME, BACKEND)
+    import blackwell_engines.vllm.quantization  # noqa: F401  # registers the experts
