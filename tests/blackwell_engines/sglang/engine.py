@@ -34,14 +34,20 @@ class ForwardMode(IntEnum):
     DECODE = auto()
     MIXED = auto()
     TARGET_VERIFY = auto()
+    DRAFT_EXTEND_V2 = auto()
+    DLLM_EXTEND = auto()
 
     def is_decode(self) -> bool:
         return self is ForwardMode.DECODE
 
     is_decode_or_idle = is_decode
 
-    def is_context_parallel_extend(self) -> bool:
-        return self in (ForwardMode.EXTEND, ForwardMode.MIXED)
+    def is_context_parallel_extend(self, include_draft_extend_v2: bool = False) -> bool:
+        drafts = include_draft_extend_v2 and self is ForwardMode.DRAFT_EXTEND_V2
+        return drafts or self in (ForwardMode.EXTEND, ForwardMode.MIXED)
+
+    def is_target_verify(self) -> bool:
+        return self is ForwardMode.TARGET_VERIFY
 
 
 @dataclass
@@ -88,10 +94,17 @@ class Pool:
             buffer.view(whole)[slots] = x.to(buffer.dtype).view(whole)
 
 
-def layer_of(shape: LayerShape, layer_id: int = 0, **changes: Any) -> SimpleNamespace:
+class Layer(SimpleNamespace):
+    """Hashed by identity, as a module is."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+    __eq__ = object.__eq__
+
+
+def layer_of(shape: LayerShape, layer_id: int = 0, **changes: Any) -> Layer:
     """The fields of a `RadixAttention` that the plugin reads."""
     window = shape.window if layer_id == 0 or shape.window is not None else None
-    return SimpleNamespace(**{
+    return Layer(**{
         "layer_id": layer_id, "tp_q_head_num": shape.q_heads, "tp_k_head_num": shape.kv_heads,
         "qk_head_dim": shape.head_dim, "v_head_dim": shape.head_dim,
         "scaling": shape.head_dim**-0.5, "logit_cap": shape.softcap or 0.0,
