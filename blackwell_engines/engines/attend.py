@@ -6,6 +6,7 @@ FP8 caches are checked before.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -60,16 +61,20 @@ class Scores:
     v_scale: torch.Tensor | None = None
 
     def options(self) -> SharedOptions:
-        """Options of `decode` and `attention`."""
+        """Options of `decode` and `attention` but for the masks."""
         return {
-            "scale": self.scale, "window": self.window, "softcap": self.softcap or None,
-            "sinks": self.sinks, "k_scale": self.k_scale, "v_scale": self.v_scale,
+            "scale": self.scale, "softcap": self.softcap or None, "sinks": self.sinks,
+            "k_scale": self.k_scale, "v_scale": self.v_scale,
         }  # fmt: skip
 
 
-def decodes(tokens: int, columns: int, value_columns: int) -> bool:
-    """Whether `gqa_lowlatency.decode` knows so many tokens and these head dims."""
-    return tokens <= MAX_Q_TOKENS and columns == value_columns and columns in HEAD_DIMS
+def decodes(
+    tokens: int, columns: int, value_columns: int, *, causal: bool = True, window: int | None = None
+) -> bool:
+    """Whether `gqa_lowlatency.decode` knows so many tokens, these head dims, and the masks: it
+    bounds no window on the right, which may not end before the last token."""
+    seen = causal or window is None or tokens <= window + 1
+    return seen and tokens <= MAX_Q_TOKENS and columns == value_columns and columns in HEAD_DIMS
 
 
 def attend(
@@ -79,50 +84,65 @@ def attend(
     out: torch.Tensor,
     scores: Scores,
     fresh: tuple[torch.Tensor, torch.Tensor] | None = None,
-) -> None:
-    """Causal attention of new tokens over pages that hold them already.
+    *,
+    return_lse: bool = False,
+) -> torch.Tensor | None:
+    """Attention of new tokens over pages that hold them already.
 
     Nothing here reads a tensor of the GPU, so a CUDA graph captures it; lengths and tables may then
-    change in place.
+    change in place. A window of a step that is not causal is as wide behind a token as before it.
 
     Args:
         q: [tokens, Hq, D], those of `step` and perhaps more behind them, any stride between tokens.
         pages: K [pages, page_size, Hkv, D] and V [pages, page_size, Hkv, Dv], any strides but for
             the last.
         fresh: K [tokens, Hkv, D] and V [.., Dv] of the step's packed tokens, where these see no
-            others: then no key is read from pages.
+            others: then no key is read from pages. Scales are of pages, and not of these.
         out: [tokens, Hq, Dv], where O is written; rows behind those of `step` are left.
+        return_lse: whether the LSE is returned.
+
+    Returns:
+        fp32 [Hq, tokens of `step`] in natural log, sinks included, or None.
 
     Raises:
         TypeError, ValueError, NotImplementedError: what `decode` and `attention` raise.
     """
     (k, v), begun = pages, step.requests * step.tokens
-    options = scores.options()
+    window, lse = scores.window, []
+    masks: dict[str, Any] = {"causal": step.causal, "window": window}
+    wide = masks if step.causal else {"causal": False, "window": (window, window)}
     if begun:
-        shape = (step.requests, step.tokens)
+        shape, options = (step.requests, step.tokens), scores.options()
         batch, o = (tensor[:begun].unflatten(0, shape) for tensor in (q, out))
         options |= {
             "kv_lens": step.seq_lens[: step.requests], "page_table": step.table[: step.requests],
         }  # fmt: skip
-        if decodes(step.tokens, k.shape[-1], v.shape[-1]):
+        if decodes(step.tokens, k.shape[-1], v.shape[-1], causal=step.causal, window=window):
             bound = _rounded(step.bound, step.table.shape[1] * k.shape[1])
-            decode(batch, k, v, max_kv_len=bound, out=o, **options)
+            given = {"max_kv_len": bound, **masks, **options}
+            lse.append(decode(batch, k, v, out=o, return_lse=True, **given)[1])
         else:
-            attention(batch, k, v, causal=True, out=o, **options)
+            lse.append(attention(batch, k, v, out=o, return_lse=True, **wide, **options)[1])
     if step.rest:
         queries = slice(begun, begun + step.rest)
         options, starts = scores.options(), None
         if fresh is not None:
             (k, v), starts = (x[queries] for x in fresh), step.starts
+            if k.dtype != pages[0].dtype:
+                options |= {"k_scale": None, "v_scale": None}
         elif step.gathered is not None:
             (k, v), starts = side_by_side(step.gathered, pages), step.gathered.starts
         else:
             options["kv_lens"] = step.seq_lens[step.requests :]
             options["page_table"] = step.table[step.requests :]
-        attention(
-            q[queries], k, v, causal=True, cu_seqlens_q=step.starts, cu_seqlens_k=starts,
-            max_seqlen_q=step.longest, out=out[queries], **options,
-        )  # fmt: skip
+        lse.append(attention(
+            q[queries], k, v, cu_seqlens_q=step.starts, cu_seqlens_k=starts, out=out[queries],
+            max_seqlen_q=step.longest, return_lse=True, **wide, **options,
+        )[1])  # fmt: skip
+    if not return_lse:
+        return None
+    heads_first = [x.transpose(0, 1).flatten(1) if x.ndim == 3 else x for x in lse]
+    return torch.cat(heads_first, 1) if heads_first else q.new_empty((q.shape[1], 0)).float()
 
 
 def _rounded(bound: int, capacity: int) -> int:

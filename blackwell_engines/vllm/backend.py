@@ -5,11 +5,11 @@ What does not need vLLM's classes stands in `blackwell_engines.engines` and in `
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
+from vllm.config import get_current_vllm_config_or_none
 from vllm.v1.attention.backend import (
     AttentionBackend,
     AttentionCGSupport,
@@ -18,18 +18,31 @@ from vllm.v1.attention.backend import (
     AttentionType,
     CommonAttentionMetadata,
 )
+from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec
 
 from blackwell_engines.engines.attend import Scores, attend, cache_scales
 from blackwell_engines.engines.limits import Layer, arch_of, why_not
 from blackwell_engines.engines.step import Step, make_step
 from blackwell_engines.vllm import NAME
-from blackwell_engines.vllm.cache import BLOCK_SIZES, CACHE_DTYPES, pages_of, write
+from blackwell_engines.vllm.cache import (
+    BLOCK_SIZES,
+    CACHE_DTYPES,
+    pages_of,
+    unknown_dtype,
+    write,
+)
 from gqa_lowlatency.config import MAX_Q_TOKENS
 from kernelkit.plan.limits import MAX_POSITION
 
+NO_ALIBI = (
+    "ALiBi: no kernel adds a bias to scores. Choose another backend for this model, TRITON_ATTN or "
+    "FLASH_ATTN"
+)
+ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)  # layers without a cache
+
 
 class BlackwellKernelsBackend(AttentionBackend):
-    """Decoder self-attention over paged keys."""
+    """Attention over paged keys, and of encoders, which have no cache."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
     supported_kv_cache_dtypes: ClassVar[list[str]] = [*CACHE_DTYPES]
@@ -72,6 +85,16 @@ class BlackwellKernelsBackend(AttentionBackend):
         return True
 
     @classmethod
+    def supports_non_causal(cls) -> bool:
+        """Steps whose tokens see all keys of their request."""
+        return True
+
+    @classmethod
+    def supports_attn_type(cls, attn_type: str) -> bool:
+        """Decoders, encoders, and decoders over the keys of an encoder."""
+        return attn_type in (*ENCODERS, AttentionType.DECODER, AttentionType.ENCODER_DECODER)
+
+    @classmethod
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:
         """A batch is divided by the lengths that the host knows."""
         return False
@@ -90,6 +113,12 @@ class BlackwellKernelsBackend(AttentionBackend):
         device_capability: Any,
     ) -> str | None:
         """Why no kernel takes such a layer, by the kernels' own checks."""
+        config = get_current_vllm_config_or_none()
+        model = None if config is None else config.model_config
+        if model is not None and model.uses_alibi:
+            return NO_ALIBI
+        if (kv_cache_dtype or "auto") not in CACHE_DTYPES:
+            return unknown_dtype(kv_cache_dtype)
         try:
             arch = arch_of((device_capability.major, device_capability.minor))
         except NotImplementedError as error:
@@ -112,6 +141,15 @@ class BlackwellKernelsBuilder(AttentionMetadataBuilder[Step]):
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
         # One that is wider than a decode takes is a prompt's piece.
         self.reorder_batch_threshold: int = min(self.reorder_batch_threshold or 1, MAX_Q_TOKENS)
+        encodes = isinstance(kv_cache_spec, EncoderOnlyAttentionSpec)
+        self._copied: bool = vllm_config.cache_config.kv_sharing_fast_prefill
+        self._most = 0 if encodes else self.reorder_batch_threshold
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
+        """Batches that only decode; an encoder never does."""
+        encodes = isinstance(kv_cache_spec, EncoderOnlyAttentionSpec)
+        return AttentionCGSupport.NEVER if encodes else cls._cudagraph_support
 
     def build(
         self,
@@ -122,28 +160,40 @@ class BlackwellKernelsBuilder(AttentionMetadataBuilder[Step]):
         """The batch of a step.
 
         Raises:
-            NotImplementedError: for what is not causal.
+            NotImplementedError: where each request has a `causal` of its own.
         """
         given = common_attn_metadata
-        if given.causal is not True:
-            raise NotImplementedError(f"causal {given.causal}: only True (decoder self-attention)")
-        starts = given.query_start_loc_cpu[: given.num_reqs + 1].tolist()
-        lengths = [end - begin for begin, end in pairwise(starts)]
+        if not isinstance(given.causal, bool):
+            raise NotImplementedError(
+                "causal is a tensor: the host, which chooses kernels by it, would wait for the GPU"
+            )
         return make_step(
-            lengths,
+            self._lengths(given),
             given.query_start_loc,
             given.seq_lens,
             given.block_table_tensor,
             padded=given.num_actual_tokens,
             bound=given.max_seq_len,
-            most=self.reorder_batch_threshold,
+            most=self._most,
+            causal=given.causal,
         )
+
+    def _lengths(self, given: CommonAttentionMetadata) -> list[int]:
+        """New tokens of each request. vLLM's fast prefill of layers that share keys copies the
+        starts from the GPU without waiting: they are read here only if no other number says it."""
+        if given.max_query_len == 1 and given.num_actual_tokens >= given.num_reqs:
+            return [1] * given.num_reqs
+        if self._copied and given.query_start_loc.is_cuda:
+            torch.cuda.current_stream(given.query_start_loc.device).synchronize()
+        starts = given.query_start_loc_cpu[: given.num_reqs + 1].tolist()
+        return [end - begin for begin, end in pairwise(starts)]
 
     def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> Step:
         """The batch of a step that is captured: its launches are laid out for the longest request
         that tables have room for, whatever the lengths are now."""
         step = self.build(0, common_attn_metadata)
-        return replace(step, bound=MAX_POSITION)
+        step.bound = MAX_POSITION
+        return step
 
 
 class BlackwellKernelsImpl(AttentionImpl[Step]):
@@ -168,16 +218,17 @@ class BlackwellKernelsImpl(AttentionImpl[Step]):
         """Accept the arguments that vLLM passes.
 
         Raises:
-            NotImplementedError: for ALiBi, and for anything but decoder self-attention.
+            NotImplementedError: for ALiBi, a dtype of the cache without kernels, and windows or
+                e4m3 where there are none to be expected.
             ValueError: if sinks are not one for each query head.
         """
         if alibi_slopes is not None:
-            raise NotImplementedError("alibi_slopes: no kernel adds a bias to scores")
-        if attn_type != AttentionType.DECODER:
-            raise NotImplementedError(f"attn_type {attn_type}: only {AttentionType.DECODER}")
+            raise NotImplementedError(NO_ALIBI)
         if kv_cache_dtype not in CACHE_DTYPES:
+            raise NotImplementedError(unknown_dtype(kv_cache_dtype))
+        if attn_type == AttentionType.ENCODER_DECODER and sliding_window is not None:
             raise NotImplementedError(
-                f"kv_cache_dtype {kv_cache_dtype!r}: one of {[*CACHE_DTYPES]}"
+                f"sliding_window {sliding_window} over keys of an encoder, which are at no distance"
             )
         if sinks is not None and tuple(sinks.shape) != (num_heads,):
             raise ValueError(
@@ -204,8 +255,9 @@ class BlackwellKernelsImpl(AttentionImpl[Step]):
         kv_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> None:
-        """New tokens [T or more, kv_heads, head_size] to where `slot_mapping` int64 [T] says."""
-        if kv_cache.numel():
+        """New tokens [T or more, kv_heads, head_size] to where `slot_mapping` int64 [T] says; an
+        encoder has no cache."""
+        if kv_cache.numel() and self.attn_type not in ENCODERS:
             if CACHE_DTYPES[self.kv_cache_dtype] == torch.float8_e4m3fn:
                 _scales_of(layer)
             pages = pages_of(kv_cache, self.head_size, self.kv_cache_dtype)
@@ -223,7 +275,8 @@ class BlackwellKernelsImpl(AttentionImpl[Step]):
         output_scale: torch.Tensor | None = None,
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """O of new tokens, which the cache has already, into `output` [tokens, heads, head_size].
+        """O of new tokens, which the cache has already, into `output` [tokens, heads, head_size];
+        in an encoder `key` and `value` are all that they see.
 
         Raises:
             NotImplementedError: for an output that is to be quantised, and what kernels refuse.
@@ -233,6 +286,10 @@ class BlackwellKernelsImpl(AttentionImpl[Step]):
             raise NotImplementedError("output_scale: no kernel here quantises its output")
         if attn_metadata is None:  # a run that measures memory
             return output.zero_()
+        if self.attn_type in ENCODERS:
+            new = (key, value)
+            attend(attn_metadata, query, new, output, self._scores_of(layer, key), fresh=new)
+            return output
         pages = pages_of(kv_cache, self.head_size, self.kv_cache_dtype)
         attend(attn_metadata, query, pages, output, self._scores_of(layer, pages[0]))
         return output

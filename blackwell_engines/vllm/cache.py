@@ -20,6 +20,12 @@ CACHE_DTYPES = {
 }
 
 
+def unknown_dtype(cache_dtype: str | None) -> str:
+    """Why a cache of this dtype, by vLLM's name, is refused."""
+    reason = "; of 8 bits, kernels read e4m3 alone" if str(cache_dtype).startswith("fp8") else ""
+    return f"kv_cache_dtype {cache_dtype!r}: one of {[*CACHE_DTYPES]}{reason}"
+
+
 def pages_of(
     kv_cache: torch.Tensor, head_size: int, cache_dtype: str = "auto"
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,7 +39,7 @@ def pages_of(
         NotImplementedError: for another dtype. ValueError: for a cache of another shape.
     """
     if cache_dtype not in CACHE_DTYPES:
-        raise NotImplementedError(f"kv_cache_dtype {cache_dtype!r}: one of {[*CACHE_DTYPES]}")
+        raise NotImplementedError(unknown_dtype(cache_dtype))
     if kv_cache.ndim != 4 or kv_cache.shape[-1] != 2 * head_size:
         raise ValueError(
             f"kv_cache {tuple(kv_cache.shape)}, expected [blocks, kv_heads, block_size, "

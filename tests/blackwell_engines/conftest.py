@@ -27,7 +27,8 @@ LAUNCHES = ("backend", "arch", "max_seqlen_q", "max_kv_len", "out", "config")  #
 
 
 def _attention(rounded: Callable, operator: Any, fields_of: Callable, calls: list) -> Callable:
-    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> None:
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Any:
+        return_lse = options.pop("return_lse", False)
         operator.arguments(fields_of(q, k, v, dict(options))).check()
         calls.append(operator.name)
         out, window = options["out"], options.pop("window", None)
@@ -36,8 +37,11 @@ def _attention(rounded: Callable, operator: Any, fields_of: Callable, calls: lis
             if value is not None and name not in LAUNCHES
         }  # fmt: skip
         if window is not None:
-            options["window"] = (window, None) if operator is ATTENTION else window
-        out.copy_(rounded(q, k, v, **options).o)
+            sides = (window, None) if isinstance(window, int) else window
+            options["window"] = sides if operator is ATTENTION else window
+        found = rounded(q, k, v, **options)
+        out.copy_(found.o)
+        return (out, found.lse.float()) if return_lse else out
 
     return call
 

@@ -91,15 +91,18 @@ class Request:
         sizes = [shape.q_heads, shape.kv_heads, shape.kv_heads]
         self.q, self.k, self.v = rows.to(shape.dtype).split(sizes, 1)
 
-    def judge(self, out: torch.Tensor, first: int, windowed: bool = True) -> None:
+    def judge(
+        self, out: torch.Tensor, first: int, windowed: bool = True, causal: bool = True
+    ) -> None:
         """Compare O of the tokens from `first` on with the definition, within the kernel's
-        rounding.
+        rounding. A window that is not causal has two equal sides.
         """
         shape, end = self.shape, first + len(out)
         k, v = self.k[:end], self.v[:end]
+        window = shape.window if windowed else None
         options = {
-            "causal": True, "softcap": shape.softcap or 0.0,
-            "window": (shape.window if windowed else None, None),
+            "causal": causal, "softcap": shape.softcap or 0.0,
+            "window": (window, None if causal else window),
             "sinks": None if shape.sink_logits is None else shape.sink_logits.float(),
         }  # fmt: skip
         if shape.kv_dtype is not None:

@@ -36,7 +36,13 @@ class AttentionCGSupport(Enum):
 
 class AttentionType(str, Enum):
     DECODER = "decoder"
+    ENCODER = "encoder"
     ENCODER_ONLY = "encoder_only"
+    ENCODER_DECODER = "encoder_decoder"
+
+
+class EncoderOnlyAttentionSpec(SimpleNamespace):
+    pass
 
 
 class AttentionImpl(Generic[T]):
@@ -84,6 +90,12 @@ class AttentionBackendEnum(Enum, metaclass=_Named):
     FLASH_ATTN = "flash"
 
 
+def config_of(drafts: int = 0, fast_prefill: bool = False) -> SimpleNamespace:
+    """A `VllmConfig`, the parts that the plugin reads."""
+    cache = SimpleNamespace(kv_sharing_fast_prefill=fast_prefill)
+    return SimpleNamespace(drafts=drafts, cache_config=cache)
+
+
 def register_backend(name: str, path: str) -> None:
     """Register a backend under a new name."""
     AttentionBackendEnum.register(name, path)
@@ -97,10 +109,16 @@ def modules() -> dict[str, ModuleType]:
     for kind in (AttentionBackend, AttentionCGSupport, AttentionImpl, AttentionMetadataBuilder,
                  AttentionType, CommonAttentionMetadata):  # fmt: skip
         setattr(backend, kind.__name__, kind)
+    found["vllm"].config = config = ModuleType("vllm.config")
+    config.get_current_vllm_config_or_none = lambda: None
+    specs = ModuleType("vllm.v1.kv_cache_interface")
+    specs.EncoderOnlyAttentionSpec = EncoderOnlyAttentionSpec
     registry = ModuleType("vllm.v1.attention.backends.registry")
     registry.AttentionBackendEnum = AttentionBackendEnum
     registry.register_backend = register_backend
-    return {**found, backend.__name__: backend, registry.__name__: registry}
+    for module in (backend, registry, config, specs):
+        found[module.__name__] = module
+    return found
 
 
 # ---- A driver that does what vLLM does with an attention backend, step by step, for one layer
@@ -149,7 +167,7 @@ class Engine:
         self.cache = cache_of(shape, blocks, block_size, layout).to(device)
         self.free = random.Random(blocks).sample(range(blocks), blocks)
         self.builder = backend.get_builder_cls()(
-            SimpleNamespace(block_size=block_size), ["layer"], SimpleNamespace(drafts=drafts), None
+            SimpleNamespace(block_size=block_size), ["layer"], config_of(drafts), None
         )
         window = None if shape.window is None else shape.window + 1
         self.impl = backend.get_impl_cls()(
