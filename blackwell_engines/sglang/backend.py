@@ -6,8 +6,7 @@ What does not need SGLang's classes stands in `blackwell_engines.engines` and in
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,9 +15,16 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
 from blackwell_engines.engines.attend import ADVICE, Scores, attend, cache_scales, decodes
 from blackwell_engines.engines.limits import Layer, why_not
-from blackwell_engines.engines.step import Gathered, Step, make_step
+from blackwell_engines.engines.step import Step, make_step
 from blackwell_engines.sglang.pool import keys_of, page_table, pages_of
-from blackwell_engines.sglang.tokens import Tokens, graph_tokens, tokens_of, tree_of, tree_rows
+from blackwell_engines.sglang.tokens import (
+    Tokens,
+    graph_tokens,
+    pieces_of,
+    tokens_of,
+    tree_of,
+    tree_rows,
+)
 from fmha.launch import ARCHS
 from gqa_lowlatency.config import MAX_Q_TOKENS
 from kernelkit.call.launch import choose_target
@@ -28,28 +34,20 @@ from kernelkit.call.launch import choose_target
 class Batch:
     """Metadata of a forward.
 
-    windowed: the step with slots of the window layers, if these have a pool of their own
-    written: int64 [tokens], the slots of the new tokens in that pool
+    step: of layers with all keys
+    windowed: the same with slots of the window layers, if these have a pool of their own
+    local: of layers that see their chunk of positions alone
+    written: int64 [tokens], the slots of the new tokens in the pool of the window layers
     whole: whether only new tokens are visible
-    gathered: index of all keys, those of the pool for windows if asked for
+    tokens: the numbers of an eager forward
     """
 
     step: Step
     windowed: Step | None = None
+    local: Step | None = None
     written: torch.Tensor | None = None
     whole: bool = False
-    gathered: Callable[[bool], Gathered] | None = None
-    _side_by_side: dict[bool, Step] = field(default_factory=dict)
-
-    def step_of(self, windowed: bool, gathers: bool) -> Step:
-        """The step of a layer with or without a window's pool, and with all keys gathered where
-        pages cannot be read in place; these indices are made once, when a layer asks."""
-        step = self.windowed if windowed and self.windowed is not None else self.step
-        if not gathers or not step.rest or self.gathered is None:
-            return step
-        if windowed not in self._side_by_side:
-            self._side_by_side[windowed] = replace(step, gathered=self.gathered(windowed))
-        return self._side_by_side[windowed]
+    tokens: Tokens | None = None
 
 
 class BlackwellKernelsBackend(AttentionBackend):
@@ -72,6 +70,7 @@ class BlackwellKernelsBackend(AttentionBackend):
         self.pages = -(-self.req_to_token.shape[1] // self.page_size)  # of a request
         self.is_fp8 = runner.kv_cache_dtype == torch.float8_e4m3fn
         self.head_dim = runner.model_config.head_dim
+        self.chunk = runner.attention_chunk_size  # of positions, for layers with use_irope
         self._own = runner.kv_cache_dtype == runner.dtype  # then new keys are those of the pool
         self._scores: dict[Any, Scores] = {}
         self._without_scales: set[int] = set()
@@ -118,12 +117,7 @@ class BlackwellKernelsBackend(AttentionBackend):
         # Every key of a decoded token but its own is in the pool.
         whole = not tokens.decoded and tokens.new == tokens.keys
         self.batch = Batch(
-            *steps[:2],
-            written=self._written(forward_batch),
-            whole=whole,
-            gathered=lambda windowed: keys_of(
-                self.req_to_token, rows[0], seq_lens, tokens.keys, maps[windowed]
-            ),
+            *steps, written=self._written(forward_batch), whole=whole, tokens=tokens
         )
 
     def _step(
@@ -147,6 +141,43 @@ class BlackwellKernelsBackend(AttentionBackend):
             most, starts = 0, _starts(forward_batch.extend_seq_lens)
         return make_step(new, starts, seq_lens, table, padded=sum(new), bound=bound, most=most)
 
+    def _gathered(self, forward_batch: Any, step: Step, mapping: torch.Tensor | None) -> None:
+        """Add the index of all keys to a step whose pages cannot be read in place; made once, when
+        a layer asks."""
+        tokens = self.batch.tokens if self.batch else None
+        if step.gathered is None and tokens is not None:
+            requests = forward_batch.req_pool_indices
+            given = (self.req_to_token, requests, step.seq_lens, tokens.keys)
+            step.gathered = keys_of(*given, mapping)
+
+    def _local_step(self, forward_batch: Any) -> Step:
+        """The step of layers whose tokens see the keys of their own chunk of positions, as SGLang
+        serves Llama 4: each piece of a request in a chunk is a request with that chunk's pages."""
+        chunk, requests = self.chunk, forward_batch.req_pool_indices
+        tokens = self.batch.tokens if self.batch else None
+        if not chunk or tokens is None or tokens.tree or chunk % self.page_size:
+            raise NotImplementedError(
+                f"layers that see chunks of {chunk} positions: only multiples of page_size "
+                f"({self.page_size}), without branches of drafts or graphs of drafts"
+            )
+        pieces, device = pieces_of(tokens, chunk), self.device
+        rows, first, keys = (
+            torch.tensor(numbers, dtype=torch.int64, device=device)
+            for numbers in (pieces.rows, pieces.first, pieces.keys)
+        )
+        requests, keys = requests[rows], keys.int()
+        starts = _starts(torch.tensor(pieces.new, device=device))
+        table = page_table(
+            self.req_to_token, requests, self.page_size, chunk // self.page_size, self.mapping, first
+        )
+        most = 1 if set(pieces.new) == {1} else 0
+        given = {"padded": sum(pieces.new), "bound": chunk, "most": most}
+        step = make_step(pieces.new, starts, keys, table, **given)
+        if self.gathers and step.rest:
+            given = (self.req_to_token, requests, keys, pieces.keys)
+            step.gathered = keys_of(*given, self.mapping, first)
+        return step
+
     def _decodes(self, tokens: int) -> bool:
         return decodes(tokens, self.head_dim, self.head_dim)
 
@@ -164,6 +195,10 @@ class BlackwellKernelsBackend(AttentionBackend):
         if self.mapping is not None:
             self._buffers["windowed"] = torch.zeros(table, dtype=torch.int32, device=device)
             self._buffers["written"] = torch.zeros(max_num_tokens, dtype=torch.int64, device=device)
+        if self.chunk:
+            table = (max_bs, self.chunk // self.page_size)
+            self._buffers["local"] = torch.zeros(table, dtype=torch.int32, device=device)
+            self._buffers["local_lens"] = torch.zeros(max_bs, dtype=torch.int32, device=device)
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
         """Views of those tables for a graph's batch; what they hold is filled within the graph.
@@ -184,12 +219,13 @@ class BlackwellKernelsBackend(AttentionBackend):
         # `make_step` reads starts of tokens that are not decoded, and here all are.
         tables = (buffers["starts"], buffers["seq_lens"])
         new = [number] * count
-        step = make_step(new, *tables, buffers["table"], **given)
-        if self.mapping is None:
-            self.batch = Batch(step)
-            return
-        windowed = make_step(new, *tables, buffers["windowed"], **given)
-        self.batch = Batch(step, windowed, buffers["written"][: count * number])
+        self.batch = batch = Batch(make_step(new, *tables, buffers["table"], **given))
+        if self.mapping is not None:
+            batch.windowed = make_step(new, *tables, buffers["windowed"], **given)
+            batch.written = buffers["written"][: count * number]
+        if self.chunk and number == 1:
+            tables = (buffers["starts"], buffers["local_lens"], buffers["local"])
+            batch.local = make_step(new, *tables, padded=count, bound=self.chunk, most=1)
 
     def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
         """Fill the tables, by operations that a graph repeats."""
@@ -204,6 +240,12 @@ class BlackwellKernelsBackend(AttentionBackend):
             table = page_table(self.req_to_token, requests, *whole, self.mapping)
             batch.windowed.table.copy_(table)
             batch.written.copy_(self.mapping[forward_batch.out_cache_loc])
+        if batch.local:
+            first = (batch.step.seq_lens - 1).clamp_(min=0).long() // self.chunk * self.chunk
+            batch.local.seq_lens.copy_(batch.step.seq_lens - first)
+            shape = (self.page_size, self.chunk // self.page_size)
+            table = page_table(self.req_to_token, requests, *shape, self.mapping, first)
+            batch.local.table.copy_(table)
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         """Keys of a row of padding."""
@@ -240,11 +282,9 @@ class BlackwellKernelsBackend(AttentionBackend):
             self.token_to_kv_pool.set_kv_buffer(
                 layer, where, *new, *(s for s in scales if s is not None)
             )
-        windowed = batch.windowed is not None
-        windowed = windowed and self.token_to_kv_pool.layers_mapping[layer.layer_id][1]
         # Layers that share the keys of another one bring none.
         fresh = new if batch.whole and new[0] is not None and self._own else None
-        step = batch.step_of(windowed, self.gathers and fresh is None)
+        step = self._step_of(layer, forward_batch, fresh is None)
         if encodes:
             if step.rest and fresh is None:
                 raise NotImplementedError(
@@ -260,20 +300,33 @@ class BlackwellKernelsBackend(AttentionBackend):
         attend(step, q, (k_pages, v_pages), out, self._scores_of(layer, sinks), fresh)
         return out.view(q.shape[0], heads * layer.v_head_dim)
 
+    def _step_of(self, layer: Any, forward_batch: Any, from_pool: bool) -> Step:
+        batch, mapping = self.batch, None
+        assert batch is not None
+        if layer.use_irope and self.chunk:
+            batch.local = batch.local or self._local_step(forward_batch)
+            return batch.local
+        step = batch.step
+        if batch.windowed and self.token_to_kv_pool.layers_mapping[layer.layer_id][1]:
+            step, mapping = batch.windowed, self.mapping
+        if from_pool and self.gathers and step.rest:
+            self._gathered(forward_batch, step, mapping)
+        return step
+
     def _scores_of(self, layer: Any, sinks: torch.Tensor | None) -> Scores:
         """Made at a layer's first forward, and refused there. Sinks are read at each one, since an
         engine that trains loads new weights in place."""
-        found = self._scores.get(layer)
+        key = layer, self._scales_of(layer)
+        found = self._scores.get(key)
         if found is None:
             _refuse_layer(layer)
             window, heads = layer.sliding_window_size, layer.tp_k_head_num
-            scales = self._scales_of(layer)
             k_scale, v_scale = (
                 None if scale is None
-                else torch.full((heads,), float(scale), dtype=torch.float32, device=self.device)
-                for scale in scales
+                else torch.full((heads,), scale, dtype=torch.float32, device=self.device)
+                for scale in key[1]
             )  # fmt: skip
-            found = self._scores[layer] = Scores(
+            found = self._scores[key] = Scores(
                 float(layer.scaling),
                 window if window is not None and window > -1 else None,
                 layer.logit_cap or None,
@@ -291,9 +344,9 @@ class BlackwellKernelsBackend(AttentionBackend):
         Raises:
             ValueError: for scales that are not positive and finite.
         """
-        scales = {"k_scale": layer.k_scale_float, "v_scale": layer.v_scale_float}
         if not self.is_fp8:
             return None, None
+        scales = {name: _scale(layer, name) for name in ("k_scale", "v_scale")}
         missing = [name for name, scale in scales.items() if scale is None]
         if missing and layer.layer_id not in self._without_scales:
             self._without_scales.add(layer.layer_id)
@@ -305,6 +358,14 @@ class BlackwellKernelsBackend(AttentionBackend):
             return None, None
         given = {name: 1.0 if scale is None else scale for name, scale in scales.items()}
         return cache_scales(layer.layer_id, **given)
+
+
+def _scale(layer: Any, name: str) -> float | None:
+    """A scale of a checkpoint, or of the file of `--quantization-param-path`, which stands where
+    checkpoints have a tensor."""
+    known = getattr(layer, f"{name}_float")
+    given = getattr(layer, name) if known is None else known
+    return None if given is None else float(given)
 
 
 def _encodes(layer: Any) -> bool:

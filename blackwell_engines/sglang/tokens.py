@@ -60,6 +60,35 @@ def tokens_of(batch: Any, page_size: int) -> Tokens:
     raise NotImplementedError(f"a batch of {mode}: only decoding, prompts, both, or drafts")
 
 
+@dataclass(frozen=True)
+class Pieces:
+    """New tokens cut where chunks of positions end; keys are those of the chunk.
+
+    rows: the request of each piece
+    first: position of its first key
+    new, keys: as in `Tokens`
+    """
+
+    rows: list[int]
+    first: list[int]
+    new: list[int]
+    keys: list[int]
+
+
+def pieces_of(tokens: Tokens, chunk: int) -> Pieces:
+    """The pieces of new tokens in chunks of so many positions, request behind request."""
+    found = Pieces([], [], [], [])
+    for row, (new, end) in enumerate(zip(tokens.new, tokens.keys, strict=True)):
+        begin = end - new
+        for first in range(begin // chunk * chunk, end, chunk):
+            stop = min(first + chunk, end)
+            found.rows.append(row)
+            found.first.append(first)
+            found.new.append(stop - max(begin, first))
+            found.keys.append(stop - first)
+    return found
+
+
 def graph_tokens(batch: Any) -> int:
     """New tokens of each request of a graph's batch.
 

@@ -110,7 +110,7 @@ def layer_of(shape: LayerShape, layer_id: int = 0, **changes: Any) -> Layer:
         "scaling": shape.head_dim**-0.5, "logit_cap": shape.softcap or 0.0,
         "logit_capping_method": "tanh", "sliding_window_size": -1 if window is None else window,
         "is_cross_attention": False, "attn_type": SimpleNamespace(value="decoder"),
-        "xai_temperature_len": -1, "k_scale_float": shape.scales[0],
+        "xai_temperature_len": -1, "use_irope": False, "k_scale": None, "v_scale": None, "k_scale_float": shape.scales[0],
         "v_scale_float": shape.scales[1],
     } | changes)  # fmt: skip
 
@@ -176,7 +176,7 @@ class Engine:
             req_to_token_pool=SimpleNamespace(req_to_token=self.req_to_token),
             kv_cache_dtype=shape.kv_dtype or shape.dtype, dtype=shape.dtype,
             model_config=SimpleNamespace(head_dim=shape.head_dim),
-            kv_index_translator=SimpleNamespace(is_translating=False),
+            kv_index_translator=SimpleNamespace(is_translating=False), attention_chunk_size=None,
         )  # fmt: skip
         self.backend = plugin.BlackwellKernelsBackend(self.runner)
         whole = LayerShape(**{**vars(shape), "window": None})
