@@ -5,8 +5,8 @@ FP8 caches are checked before.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -84,9 +84,7 @@ def attend(
     out: torch.Tensor,
     scores: Scores,
     fresh: tuple[torch.Tensor, torch.Tensor] | None = None,
-    *,
-    return_lse: bool = False,
-) -> torch.Tensor | None:
+) -> None:
     """Attention of new tokens over pages that hold them already.
 
     Nothing here reads a tensor of the GPU, so a CUDA graph captures it; lengths and tables may then
@@ -99,50 +97,74 @@ def attend(
         fresh: K [tokens, Hkv, D] and V [.., Dv] of the step's packed tokens, where these see no
             others: then no key is read from pages. Scales are of pages, and not of these.
         out: [tokens, Hq, Dv], where O is written; rows behind those of `step` are left.
-        return_lse: whether the LSE is returned.
-
-    Returns:
-        fp32 [Hq, tokens of `step`] in natural log, sinks included, or None.
 
     Raises:
         TypeError, ValueError, NotImplementedError: what `decode` and `attention` raise.
     """
+    for _ in _launched(step, q, pages, out, scores, fresh):
+        pass
+
+
+def attend_with_lse(
+    step: Step,
+    q: torch.Tensor,
+    pages: tuple[torch.Tensor, torch.Tensor],
+    out: torch.Tensor,
+    scores: Scores,
+    fresh: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """As `attend`; returns the LSE, fp32 [Hq, tokens of `step`] in natural log, sinks included."""
+    found = [
+        lse.transpose(0, 1).flatten(1) if lse.ndim == 3 else lse
+        for lse in _launched(step, q, pages, out, scores, fresh)
+    ]
+    return torch.cat([q.new_empty((q.shape[1], 0), dtype=torch.float32), *found], 1)
+
+
+def _launched(
+    step: Step,
+    q: torch.Tensor,
+    pages: tuple[torch.Tensor, torch.Tensor],
+    out: torch.Tensor,
+    scores: Scores,
+    fresh: tuple[torch.Tensor, torch.Tensor] | None,
+) -> Iterator[torch.Tensor]:
+    """Launch; yield the LSE of what is decoded, [requests, Hq, tokens], and of the packed tokens,
+    [Hq, tokens]."""
     (k, v), begun = pages, step.requests * step.tokens
-    window, lse = scores.window, []
-    masks: dict[str, Any] = {"causal": step.causal, "window": window}
-    wide = masks if step.causal else {"causal": False, "window": (window, window)}
+    window, causal = scores.window, step.causal
+    wide = window if causal else (window, window)
     if begun:
         shape, options = (step.requests, step.tokens), scores.options()
         batch, o = (tensor[:begun].unflatten(0, shape) for tensor in (q, out))
         options |= {
             "kv_lens": step.seq_lens[: step.requests], "page_table": step.table[: step.requests],
         }  # fmt: skip
-        if decodes(step.tokens, k.shape[-1], v.shape[-1], causal=step.causal, window=window):
+        if decodes(step.tokens, k.shape[-1], v.shape[-1], causal=causal, window=window):
+            options["window"] = window
             bound = _rounded(step.bound, step.table.shape[1] * k.shape[1])
-            given = {"max_kv_len": bound, **masks, **options}
-            lse.append(decode(batch, k, v, out=o, return_lse=True, **given)[1])
+            yield decode(
+                batch, k, v, causal=causal, max_kv_len=bound, out=o, return_lse=True, **options
+            )[1]
         else:
-            lse.append(attention(batch, k, v, out=o, return_lse=True, **wide, **options)[1])
+            options["window"] = wide
+            yield attention(batch, k, v, causal=causal, out=o, return_lse=True, **options)[1]
     if step.rest:
         queries = slice(begun, begun + step.rest)
-        options, starts = scores.options(), None
+        options, starts = scores.options() | {"window": wide}, None
         if fresh is not None:
             (k, v), starts = (x[queries] for x in fresh), step.starts
             if k.dtype != pages[0].dtype:
-                options |= {"k_scale": None, "v_scale": None}
+                options["k_scale"] = options["v_scale"] = None
         elif step.gathered is not None:
             (k, v), starts = side_by_side(step.gathered, pages), step.gathered.starts
         else:
             options["kv_lens"] = step.seq_lens[step.requests :]
             options["page_table"] = step.table[step.requests :]
-        lse.append(attention(
-            q[queries], k, v, cu_seqlens_q=step.starts, cu_seqlens_k=starts, out=out[queries],
-            max_seqlen_q=step.longest, return_lse=True, **wide, **options,
-        )[1])  # fmt: skip
-    if not return_lse:
-        return None
-    heads_first = [x.transpose(0, 1).flatten(1) if x.ndim == 3 else x for x in lse]
-    return torch.cat(heads_first, 1) if heads_first else q.new_empty((q.shape[1], 0)).float()
+        yield attention(
+            q[queries], k, v, causal=causal, cu_seqlens_q=step.starts, cu_seqlens_k=starts,
+            max_seqlen_q=step.longest, out=out[queries], return_lse=True, **options,
+        )[1]  # fmt: skip
 
 
 def _rounded(bound: int, capacity: int) -> int:

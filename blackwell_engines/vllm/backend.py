@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from vllm.config import get_current_vllm_config_or_none
+from vllm.distributed.parallel_state import get_dcp_group, get_dcp_world_size_and_rank
 from vllm.v1.attention.backend import (
     AttentionBackend,
     AttentionCGSupport,
@@ -18,6 +19,7 @@ from vllm.v1.attention.backend import (
     AttentionType,
     CommonAttentionMetadata,
 )
+from vllm.v1.attention.ops import dcp
 from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec
 
 from blackwell_engines.engines.attend import Scores, attend, cache_scales
@@ -31,6 +33,7 @@ from blackwell_engines.vllm.cache import (
     unknown_dtype,
     write,
 )
+from blackwell_engines.vllm.context import Place, SharedStep, attend_shared, share
 from gqa_lowlatency.config import MAX_Q_TOKENS
 from kernelkit.plan.limits import MAX_POSITION
 
@@ -77,6 +80,11 @@ class BlackwellKernelsBackend(AttentionBackend):
     @classmethod
     def supports_sink(cls) -> bool:
         """Learned sinks."""
+        return True
+
+    @classmethod
+    def supports_per_head_quant_scales(cls) -> bool:
+        """FP8 caches with a scale for each KV head."""
         return True
 
     @classmethod
@@ -141,9 +149,28 @@ class BlackwellKernelsBuilder(AttentionMetadataBuilder[Step]):
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
         # One that is wider than a decode takes is a prompt's piece.
         self.reorder_batch_threshold: int = min(self.reorder_batch_threshold or 1, MAX_Q_TOKENS)
-        encodes = isinstance(kv_cache_spec, EncoderOnlyAttentionSpec)
         self._copied: bool = vllm_config.cache_config.kv_sharing_fast_prefill
-        self._most = 0 if encodes else self.reorder_batch_threshold
+        self._place: Place | None = None
+        self._most = self.reorder_batch_threshold
+        if isinstance(kv_cache_spec, EncoderOnlyAttentionSpec):
+            self._most = 0
+            return
+        ranks, rank = get_dcp_world_size_and_rank(kv_cache_spec.dcp_sharded)
+        if ranks > 1:
+            self._share(rank, ranks)
+
+    def _share(self, rank: int, ranks: int) -> None:
+        """Ranks share the keys of a request."""
+        chunk = getattr(self.kv_cache_spec, "attention_chunk_size", None)
+        if chunk is not None:
+            raise NotImplementedError(
+                f"attention_chunk_size {chunk} with decode_context_parallel_size {ranks}: a rank "
+                "has every so many keys of a chunk"
+            )
+        config = self.vllm_config
+        self._place = Place(rank, ranks, config.parallel_config.cp_kv_cache_interleave_size)
+        count = config.scheduler_config.max_num_seqs
+        self._keys = torch.zeros(count, dtype=torch.int32, device=self.device)
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
@@ -167,7 +194,7 @@ class BlackwellKernelsBuilder(AttentionMetadataBuilder[Step]):
             raise NotImplementedError(
                 "causal is a tensor: the host, which chooses kernels by it, would wait for the GPU"
             )
-        return make_step(
+        step = make_step(
             self._lengths(given),
             given.query_start_loc,
             given.seq_lens,
@@ -177,6 +204,7 @@ class BlackwellKernelsBuilder(AttentionMetadataBuilder[Step]):
             most=self._most,
             causal=given.causal,
         )
+        return step if self._place is None else share(step, self._place, self._keys)
 
     def _lengths(self, given: CommonAttentionMetadata) -> list[int]:
         """New tokens of each request. vLLM's fast prefill of layers that share keys copies the
@@ -199,7 +227,8 @@ class BlackwellKernelsBuilder(AttentionMetadataBuilder[Step]):
 class BlackwellKernelsImpl(AttentionImpl[Step]):
     """Attention of one layer."""
 
-    can_return_lse_for_decode = False
+    can_return_lse_for_decode = True  # in natural log
+    supports_dcp = True
 
     def __init__(
         self,
@@ -230,10 +259,17 @@ class BlackwellKernelsImpl(AttentionImpl[Step]):
             raise NotImplementedError(
                 f"sliding_window {sliding_window} over keys of an encoder, which are at no distance"
             )
+        if sliding_window is not None and self.dcp_world_size > 1:
+            raise NotImplementedError(
+                f"sliding_window {sliding_window} with decode_context_parallel_size "
+                f"{self.dcp_world_size}: a rank has every so many keys of a request"
+            )
         if sinks is not None and tuple(sinks.shape) != (num_heads,):
             raise ValueError(
                 f"sinks {tuple(sinks.shape)}, expected one for each of {num_heads} heads"
             )
+        config = get_current_vllm_config_or_none()
+        self._exchanges = config is not None and config.parallel_config.dcp_comm_backend == "a2a"
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.num_kv_heads = num_kv_heads or num_heads
         self.kv_cache_dtype, self.attn_type = kv_cache_dtype, attn_type
@@ -291,8 +327,22 @@ class BlackwellKernelsImpl(AttentionImpl[Step]):
             attend(attn_metadata, query, new, output, self._scores_of(layer, key), fresh=new)
             return output
         pages = pages_of(kv_cache, self.head_size, self.kv_cache_dtype)
-        attend(attn_metadata, query, pages, output, self._scores_of(layer, pages[0]))
+        scores = self._scores_of(layer, pages[0])
+        if isinstance(attn_metadata, SharedStep):
+            given = (attn_metadata, query, (key, value), pages, output, scores)
+            attend_shared(*given, self._gather, self._combine)
+        else:
+            attend(attn_metadata, query, pages, output, scores)
         return output
+
+    def _gather(self, q: torch.Tensor) -> torch.Tensor:
+        """Query heads of all ranks that share keys."""
+        return get_dcp_group().all_gather(q, dim=1)
+
+    def _combine(self, o: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """O and LSE of this rank's heads over the keys of all."""
+        combine = dcp.dcp_a2a_lse_reduce if self._exchanges else dcp.cp_lse_ag_out_rs
+        return combine(o, lse, get_dcp_group(), return_lse=True)
 
     def _scores_of(self, layer: Any, k_pages: torch.Tensor) -> Scores:
         """Made once: scales by KV head and sinks in fp32 are what kernels read in place."""
@@ -302,19 +352,28 @@ class BlackwellKernelsImpl(AttentionImpl[Step]):
             scales: dict[str, torch.Tensor] = {}
             if is_fp8:
                 scales = {
-                    name: self._by_head(number, k_pages.device)
+                    name: self._by_head(layer, name, number)
                     for name, number in zip(("k_scale", "v_scale"), numbers, strict=True)
                 }
             sinks = None if self.sinks is None else self.sinks.detach().float()
             self._scores[numbers] = Scores(self.scale, self._window, self._softcap, sinks, **scales)
         return self._scores[numbers]
 
-    def _by_head(self, number: float, device: torch.device) -> torch.Tensor:
-        """Return `number` per KV head in fp32, whatever the engine's default dtype is."""
-        return torch.full((self.num_kv_heads,), number, dtype=torch.float32, device=device)
+    def _by_head(self, layer: Any, name: str, number: float) -> torch.Tensor:
+        """Return a scale per KV head in fp32: the layer's own, or `number` for each of them."""
+        given = getattr(layer, f"_{name}")
+        if given.numel() > 1:
+            for scale in given.tolist():  # `number` is the largest of them
+                cache_scales(_name_of(layer), **{name: scale})
+            return given
+        return torch.full((self.num_kv_heads,), number, dtype=torch.float32, device=given.device)
 
 
 def _scales_of(layer: Any) -> tuple[float, ...]:
     """Return (k_scale, v_scale) of an FP8 cache; ValueError for a layer that has none."""
-    name = getattr(layer, "layer_name", type(layer).__name__)
-    return cache_scales(name, k_scale=layer._k_scale_float, v_scale=layer._v_scale_float)
+    numbers = {"k_scale": layer._k_scale_float, "v_scale": layer._v_scale_float}
+    return cache_scales(_name_of(layer), **numbers)
+
+
+def _name_of(layer: Any) -> str:
+    return getattr(layer, "layer_name", type(layer).__name__)

@@ -62,16 +62,22 @@ def write(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
 ) -> None:
-    """Write new tokens to pages, K and V by one launch, quantised where pages are e4m3.
+    """Write new tokens to pages, K and V by one launch, quantised where pages are e4m3; by a launch
+    for each head where heads have scales of their own.
 
     Args:
         key, value: [T or more, kv_heads, head_size], any stride between tokens and heads.
         slots: int64 [T], block * block_size + row, or -1 for tokens of padding.
-        k_scale, v_scale: fp32 with one element, what pages in e4m3 are multiplied by.
+        k_scale, v_scale: fp32 with one element or [kv_heads], what pages in e4m3 are multiplied by.
 
     Raises:
         TypeError, ValueError, NotImplementedError: what `kvcache.append_pages` raises.
     """
     if pages[0].dtype == key.dtype:
         k_scale = v_scale = None
-    append_pages(*pages, key, value, slots, k_scale=k_scale, v_scale=v_scale)
+    if k_scale is None or v_scale is None or k_scale.numel() == v_scale.numel() == 1:
+        append_pages(*pages, key, value, slots, k_scale=k_scale, v_scale=v_scale)
+        return
+    for head in (slice(n, n + 1) for n in range(key.shape[1])):
+        k, v, k_new, v_new = (x[..., head, :] for x in (*pages, key, value))
+        append_pages(k, v, k_new, v_new, slots, k_scale=k_scale[head], v_scale=v_scale[head])

@@ -68,13 +68,28 @@ def _gather(calls: list) -> Callable:
     return call
 
 
+def _merge(calls: list) -> Callable:
+    def call(parts: list, sinks: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        calls.append("merge")
+        lses = [lse.double() for _, lse in parts]
+        total = torch.stack(lses if sinks is None else [*lses, sinks[:, None].expand_as(lses[0])])
+        lse = total.logsumexp(0)
+        o = sum(
+            o.double().nan_to_num() * (part - lse).exp().T[..., None]
+            for (o, _), part in zip(parts, lses, strict=True)
+        )
+        return o.to(parts[0][0].dtype), lse.float()
+
+    return call
+
+
 @pytest.fixture
 def engines_by_definition(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Replace kernels below the engines' adaptors by definitions. Returns the names of the
     launches.
     """
     from blackwell_engines.engines import attend
-    from blackwell_engines.vllm import cache
+    from blackwell_engines.vllm import cache, context
 
     calls: list[str] = []
     sides = (
@@ -86,6 +101,7 @@ def engines_by_definition(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setattr(attend, name, made)
     monkeypatch.setattr(attend, "gather_pages", _gather(calls))
     monkeypatch.setattr(cache, "append_pages", _append(calls))
+    monkeypatch.setattr(context, "merge", _merge(calls))
     return calls
 
 

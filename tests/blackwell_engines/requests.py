@@ -33,7 +33,7 @@ class LayerShape:
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
-    scales: tuple[float, float] = (1.0, 1.0)
+    scales: tuple[Any, Any] = (1.0, 1.0)  # of K and V, numbers or tuples with one for each KV head
 
     @property
     def sink_logits(self) -> torch.Tensor | None:
@@ -106,9 +106,12 @@ class Request:
             "sinks": None if shape.sink_logits is None else shape.sink_logits.float(),
         }  # fmt: skip
         if shape.kv_dtype is not None:
-            scales = [torch.tensor([scale]) for scale in shape.scales]
+            scales = [torch.tensor(scale).view(-1) for scale in shape.scales]
             options |= {"k_scale": scales[0], "v_scale": scales[1]}
-            k, v = ((x.float() / s).to(shape.kv_dtype) for x, s in zip((k, v), scales, strict=True))
+            k, v = (
+                (x.float() / s[:, None]).to(shape.kv_dtype)
+                for x, s in zip((k, v), scales, strict=True)
+            )
         given = self.q[None, first:end], k[None], v[None]
         exact, near = (f(*given, **options).o[0] for f in (definition, rounded))
         report = compare_output(out, exact, near, shape.dtype)
