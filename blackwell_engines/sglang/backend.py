@@ -286,7 +286,8 @@ class BlackwellKernelsBackend(AttentionBackend):
         fresh = new if batch.whole and new[0] is not None and self._own else None
         step = self._step_of(layer, forward_batch, fresh is None)
         if encodes:
-            if step.rest and fresh is None:
+            drafts = batch.tokens is None or batch.tokens.decoded
+            if fresh is None and not drafts:
                 raise NotImplementedError(
                     "an encoder reads its own keys of a whole prompt: pass --chunked-prefill-size "
                     "-1 and --disable-radix-cache, and no other --kv-cache-dtype"
