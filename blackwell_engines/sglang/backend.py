@@ -116,9 +116,10 @@ class BlackwellKernelsBackend(AttentionBackend):
         steps = [self._step(tokens, forward_batch, seq_lens, table, bound) for table in tables]
         # Every key of a decoded token but its own is in the pool.
         whole = not tokens.decoded and tokens.new == tokens.keys
-        self.batch = Batch(
-            *steps, written=self._written(forward_batch), whole=whole, tokens=tokens
-        )
+        self.batch = Batch(steps[0], whole=whole, tokens=tokens)
+        if self.mapping is not None:
+            self.batch.windowed = steps[1]
+            self.batch.written = self.mapping[forward_batch.out_cache_loc]
 
     def _step(
         self,
@@ -167,22 +168,19 @@ class BlackwellKernelsBackend(AttentionBackend):
         )
         requests, keys = requests[rows], keys.int()
         starts = _starts(torch.tensor(pieces.new, device=device))
-        table = page_table(
-            self.req_to_token, requests, self.page_size, chunk // self.page_size, self.mapping, first
-        )
+        shape = (self.page_size, chunk // self.page_size)
+        table = page_table(self.req_to_token, requests, *shape, self.mapping, first)
         most = 1 if set(pieces.new) == {1} else 0
         given = {"padded": sum(pieces.new), "bound": chunk, "most": most}
         step = make_step(pieces.new, starts, keys, table, **given)
         if self.gathers and step.rest:
-            given = (self.req_to_token, requests, keys, pieces.keys)
-            step.gathered = keys_of(*given, self.mapping, first)
+            step.gathered = keys_of(
+                self.req_to_token, requests, keys, pieces.keys, self.mapping, first
+            )
         return step
 
     def _decodes(self, tokens: int) -> bool:
         return decodes(tokens, self.head_dim, self.head_dim)
-
-    def _written(self, forward_batch: Any) -> torch.Tensor | None:
-        return None if self.mapping is None else self.mapping[forward_batch.out_cache_loc]
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
         """Tables that graphs of decode steps read, made once."""
@@ -224,8 +222,9 @@ class BlackwellKernelsBackend(AttentionBackend):
             batch.windowed = make_step(new, *tables, buffers["windowed"], **given)
             batch.written = buffers["written"][: count * number]
         if self.chunk and number == 1:
-            tables = (buffers["starts"], buffers["local_lens"], buffers["local"])
-            batch.local = make_step(new, *tables, padded=count, bound=self.chunk, most=1)
+            lengths, table = buffers["local_lens"], buffers["local"]
+            given = {"padded": count, "bound": self.chunk, "most": 1}
+            batch.local = make_step(new, buffers["starts"], lengths, table, **given)
 
     def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
         """Fill the tables, by operations that a graph repeats."""

@@ -1,4 +1,4 @@
-"""What a batch of SGLang says on the host: how many tokens it brings, and how many keys they see."""
+"""`Tokens`: how many tokens a batch of SGLang brings, and how many keys they see, on the host."""
 
 from __future__ import annotations
 

@@ -111,8 +111,8 @@ def layer_of(shape: LayerShape, layer_id: int = 0, **changes: Any) -> Layer:
         "scaling": shape.head_dim**-0.5, "logit_cap": shape.softcap or 0.0,
         "logit_capping_method": "tanh", "sliding_window_size": -1 if window is None else window,
         "is_cross_attention": False, "attn_type": SimpleNamespace(value="decoder"),
-        "xai_temperature_len": -1, "use_irope": False, "k_scale": None, "v_scale": None, "k_scale_float": shape.scales[0],
-        "v_scale_float": shape.scales[1],
+        "xai_temperature_len": -1, "use_irope": False, "k_scale": None, "v_scale": None,
+        "k_scale_float": shape.scales[0], "v_scale_float": shape.scales[1],
     } | changes)  # fmt: skip
 
 

@@ -1,5 +1,5 @@
-"""Batches and layers beyond prompts and decoding: drafts, encoders, chunks of positions, layers that
-share keys.
+"""Batches and layers beyond prompts and decoding: drafts, encoders, chunks of positions, shared
+keys.
 """
 
 from __future__ import annotations

@@ -34,9 +34,7 @@ def test_the_entry_point_registers_once(plugin):
     for _ in range(2):
         blackwell_engines.sglang.register()
     assert CHOICES.count(blackwell_engines.sglang.NAME) == 1
-    assert HOOKS == [
-        ("handle_model_specific_adjustments", blackwell_engines.sglang.pass_lists)
-    ]
+    assert [("handle_model_specific_adjustments", blackwell_engines.sglang.pass_lists)] == HOOKS
     engine = Engine(plugin, LayerShape())
     made = BACKENDS[blackwell_engines.sglang.NAME](engine.runner)
     assert type(made) is plugin.BlackwellKernelsBackend
@@ -189,8 +187,10 @@ class Arguments(SimpleNamespace):
     """The part of `ServerArgs` that `pass_lists` asks for: fields, as declarations change them."""
 
     def fields(self) -> dict[str, str]:
-        found = {"attention_backend": "triton", "prefill_attention_backend": None,
-                 "decode_attention_backend": None, "model_path": "a/model", **self.given}  # fmt: skip
+        found = {
+            "attention_backend": "triton", "prefill_attention_backend": None,
+            "decode_attention_backend": None, "model_path": "a/model", **self.given,
+        }  # fmt: skip
         for fields in self.declared:
             found |= fields
         return found
