@@ -20,12 +20,13 @@ LISTED = (
     "ExaoneMoEForCausalLM",
     "ExaoneMoeForCausalLM",
 )
+DRAFTS = "sglang.srt.speculative.draft_utils.DraftBackendFactory._create_backend"
 FIELDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 
 
 def register() -> None:
     """Tell SGLang of the backend `NAME`, which is then chosen by that name alone, for models of
-    `LISTED`, too. Processes call it more than once.
+    `LISTED` and for draft models, too. Processes call it more than once.
 
     Raises:
         ImportError: where sglang is not installed, or has no registry of attention backends or no
@@ -34,11 +35,13 @@ def register() -> None:
     from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES
     from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     if NAME not in ATTENTION_BACKEND_CHOICES:
         ATTENTION_BACKEND_CHOICES.append(NAME)
         register_attention_backend(NAME)(create)
         register_resolution_hook("handle_model_specific_adjustments")(pass_lists)
+        HookRegistry.register(DRAFTS, with_drafts, HookType.AROUND)
 
 
 def create(runner: Any) -> Any:
@@ -46,6 +49,23 @@ def create(runner: Any) -> Any:
     from blackwell_engines.sglang.backend import BlackwellKernelsBackend
 
     return BlackwellKernelsBackend(runner)
+
+
+def with_drafts(
+    original: Callable[..., Any], factory: Any, name: str, made: dict[str, Any], *rest: Any,
+    **named: Any,
+) -> Any:  # fmt: skip
+    """Make a backend of a draft model, of `NAME` or of those that SGLang lists in `made`."""
+
+    def own() -> tuple[str, Any]:
+        from blackwell_engines.sglang.drafts import Chain
+
+        runner = factory.draft_model_runner
+        if named.get("stamps_children"):  # a backend of all steps of a chain
+            return NAME, Chain(runner, factory.topk, factory.speculative_num_steps)
+        return NAME, create(runner)
+
+    return original(factory, name, {**made, NAME: own}, *rest, **named)
 
 
 def pass_lists(server_args: Any, previous: Callable[[Any], None]) -> None:

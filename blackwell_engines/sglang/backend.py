@@ -53,8 +53,11 @@ class Batch:
 class BlackwellKernelsBackend(AttentionBackend):
     """Decoder self-attention over a pool of tokens; decoding is captured in graphs."""
 
-    def __init__(self, runner: Any) -> None:
+    def __init__(self, runner: Any, ahead: int = 0) -> None:
         """Create the backend of a `ModelRunner`.
+
+        Args:
+            ahead: for a step of a draft model: how many drafts decode without being counted.
 
         Raises:
             NotImplementedError: for a layer or pool that no kernel supports, naming value and
@@ -76,6 +79,7 @@ class BlackwellKernelsBackend(AttentionBackend):
         self._without_scales: set[int] = set()
         self._buffers: dict[str, torch.Tensor] = {}
         self.batch: Batch | None = None
+        self.ahead = ahead
         self._refuse(runner)
 
     @property
@@ -106,7 +110,9 @@ class BlackwellKernelsBackend(AttentionBackend):
             NotImplementedError: for modes that are none of these, and drafts that cannot be told
                 from the batch.
         """
-        tokens = tokens_of(forward_batch, self.page_size)
+        tokens = tokens_of(forward_batch, self.page_size, self.ahead)
+        if self.ahead and self.mapping is not None:
+            raise NotImplementedError("a draft model with a pool of its own for windows")
         seq_lens = forward_batch.seq_lens.to(torch.int32) + tokens.unseen
         bound = max(tokens.keys, default=0)
         pages = min(_next_power(-(-bound // self.page_size)), self.pages)
@@ -205,7 +211,7 @@ class BlackwellKernelsBackend(AttentionBackend):
             NotImplementedError: for graphs of anything but decoding and chains of drafts.
         """
         count, buffers = forward_batch.batch_size, self._buffers
-        number = graph_tokens(forward_batch)
+        number = graph_tokens(forward_batch, self.ahead)
         if number > 1 and self.gathers and not self._decodes(number):
             raise NotImplementedError(
                 f"a graph of {number} drafts with page_size {self.page_size}: decode takes up to "
@@ -231,8 +237,8 @@ class BlackwellKernelsBackend(AttentionBackend):
         batch, requests = self.batch, forward_batch.req_pool_indices
         assert batch is not None  # `init_forward_metadata_out_graph` comes first
         batch.step.seq_lens.copy_(forward_batch.seq_lens)
-        if batch.step.tokens > 1:  # the engine does not count drafts before they are verified
-            batch.step.seq_lens.add_(batch.step.tokens)
+        # The engine does not count drafts before they are verified.
+        batch.step.seq_lens.add_(batch.step.tokens if batch.step.tokens > 1 else self.ahead)
         whole = (self.page_size, self.pages)
         batch.step.table.copy_(page_table(self.req_to_token, requests, *whole))
         if batch.windowed and batch.written is not None and self.mapping is not None:

@@ -26,8 +26,12 @@ class Tokens:
     tree: bool = False
 
 
-def tokens_of(batch: Any, page_size: int) -> Tokens:
+def tokens_of(batch: Any, page_size: int, ahead: int = 0) -> Tokens:
     """The numbers of a `ForwardBatch`.
+
+    Args:
+        ahead: drafts of a draft model's step, its newest one included, that decode without being
+            counted; 0 outside draft models.
 
     Raises:
         NotImplementedError: for modes that are not decoding, prompts, both at once, or drafts that
@@ -42,8 +46,8 @@ def tokens_of(batch: Any, page_size: int) -> Tokens:
         raise NotImplementedError("a batch with encoder_lens: only decoders, or encoders alone")
     keys = batch.seq_lens_cpu.tolist()
     if mode.is_decode_or_idle():
-        _refuse_draft_model(batch)
-        return Tokens([1] * len(keys), keys, decoded=True)
+        _refuse_draft_model(batch, ahead)
+        return Tokens([1] * len(keys), [k + ahead for k in keys], decoded=True, unseen=ahead)
     if mode.is_target_verify():
         number, tree = drafts_of(batch.spec_info)
         if tree and page_size > 1:
@@ -54,6 +58,8 @@ def tokens_of(batch: Any, page_size: int) -> Tokens:
         return Tokens(new, [k + number for k in keys], True, number, tree)
     if mode.is_context_parallel_extend(include_draft_extend_v2=True):
         new = batch.extend_seq_lens_cpu
+        if new is None and mode.is_draft_extend_v2():
+            new = [batch.spec_info.num_tokens_per_req] * len(keys)
         if new is None:
             raise NotImplementedError("a batch without extend_seq_lens_cpu")
         return Tokens([int(length) for length in new], keys, decoded=False)
@@ -89,15 +95,15 @@ def pieces_of(tokens: Tokens, chunk: int) -> Pieces:
     return found
 
 
-def graph_tokens(batch: Any) -> int:
-    """New tokens of each request of a graph's batch.
+def graph_tokens(batch: Any, ahead: int = 0) -> int:
+    """New tokens of each request of a graph's batch; ahead: as for `tokens_of`.
 
     Raises:
         NotImplementedError: for graphs of anything but decoding and chains of drafts.
     """
     mode = batch.forward_mode
     if mode.is_decode_or_idle():
-        _refuse_draft_model(batch)
+        _refuse_draft_model(batch, ahead)
         return 1
     if mode.is_target_verify():
         number, tree = drafts_of(batch.spec_info)
@@ -116,11 +122,11 @@ def drafts_of(spec_info: Any) -> tuple[int, bool]:
     return int(spec_info.draft_token_num), getattr(spec_info, "topk", None) != 1
 
 
-def _refuse_draft_model(batch: Any) -> None:
-    if batch.spec_info is not None and len(batch.seq_lens_cpu):
+def _refuse_draft_model(batch: Any, ahead: int) -> None:
+    if batch.spec_info is not None and batch.batch_size and not ahead:
         raise NotImplementedError(
             f"decoding with {type(batch.spec_info).__name__}: steps of a draft model need a "
-            "backend of their own, which SGLang makes for backends that it lists"
+            "backend of their own (`blackwell_engines.sglang.drafts`)"
         )
 
 

@@ -43,6 +43,9 @@ class ForwardMode(IntEnum):
 
     is_decode_or_idle = is_decode
 
+    def is_draft_extend_v2(self) -> bool:
+        return self is ForwardMode.DRAFT_EXTEND_V2
+
     def is_context_parallel_extend(self, include_draft_extend_v2: bool = False) -> bool:
         drafts = include_draft_extend_v2 and self is ForwardMode.DRAFT_EXTEND_V2
         return drafts or self in (ForwardMode.EXTEND, ForwardMode.MIXED)
@@ -128,7 +131,14 @@ def modules() -> dict[str, ModuleType]:
     def declare_resolution(server_args: Any, source: str, **fields: Any) -> None:
         server_args.declared.append(fields)
 
+    class HookRegistry:
+        register = staticmethod(lambda *hook: HOOKS.append(hook))
+
     contents = {
+        "plugins.hook_registry": {
+            "HookRegistry": HookRegistry,
+            "HookType": SimpleNamespace(AROUND="around"),
+        },
         "arg_groups.resolution_hooks": {"register_resolution_hook": register_resolution_hook},
         "arg_groups.overrides": {"declare_resolution": declare_resolution},
         "arg_groups.model_override_base": {

@@ -4,11 +4,14 @@ keys.
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from blackwell_engines.sglang import NAME, with_drafts
 from blackwell_engines.sglang.tokens import Tokens, pieces_of, tree_of, tree_rows
 from kernelkit.call.launch import emulation
 from tests.blackwell_engines.requests import LayerShape
@@ -83,6 +86,43 @@ def test_drafts_by_kernels(plugin, poisoned_outputs):
         spec_info = tree([20, 17], False)
         engine.step({1: 6, 2: 6}, mode="TARGET_VERIFY", spec_info=spec_info, ancestors=ANCESTORS)
         engine.step({1: 4, 2: 4}, mode="TARGET_VERIFY", spec_info=chain(4))
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_a_chain_of_a_draft_model(page_size, graph, plugin, engines_by_definition, monkeypatch):
+    """Step n of a chain sees n + 1 keys more than the batch counts."""
+    monkeypatch.delitem(sys.modules, "blackwell_engines.sglang.drafts", raising=False)
+    engine = prepared(Engine(plugin, LayerShape(), page_size=page_size))
+    factory = SimpleNamespace(draft_model_runner=engine.runner, topk=1, speculative_num_steps=4)
+
+    def made(**named: bool) -> Any:
+        own = with_drafts(lambda *given, **_: given[2][NAME](), factory, "", {}, "", **named)
+        assert own[0] == NAME
+        return own[1]
+
+    assert type(made()) is plugin.BlackwellKernelsBackend
+    backends = made(stamps_children=True)
+    assert [backend.ahead for backend in backends.attn_backends] == [1, 2, 3]
+    backends.init_cuda_graph_state(4, 16)
+    batch = engine.forward_batch({1: 3, 2: 3}, ForwardMode.DECODE, SimpleNamespace())
+    slots = batch.out_cache_loc.view(2, 3)
+    batch.seq_lens = batch.seq_lens_cpu = torch.tensor([20, 17])
+    if graph:
+        backends.init_forward_metadata_out_graph(batch)
+        backends.init_forward_metadata_in_graph(batch)
+    else:
+        backends.init_forward_metadata(batch)
+    order = [engine.requests[1], engine.requests[2]]
+    for step, backend in enumerate(backends.attn_backends):
+        batch.out_cache_loc = slots[:, step]
+        q, k, v = (torch.stack([getattr(r, x)[r.done + step] for r in order]) for x in "qkv")
+        out = backend.forward(q.flatten(1), k, v, engine.layers[0], batch).unflatten(1, (4, -1))
+        for row, request in enumerate(order):
+            request.judge(out[row : row + 1], request.done + step)
+    factory.topk = 2
+    with pytest.raises(NotImplementedError, match="2 branches of a draft model"):
+        made(stamps_children=True)
 
 
 def test_trees():

@@ -34,7 +34,13 @@ def test_the_entry_point_registers_once(plugin):
     for _ in range(2):
         blackwell_engines.sglang.register()
     assert CHOICES.count(blackwell_engines.sglang.NAME) == 1
-    assert [("handle_model_specific_adjustments", blackwell_engines.sglang.pass_lists)] == HOOKS
+    steps, drafts = HOOKS
+    assert steps == ("handle_model_specific_adjustments", blackwell_engines.sglang.pass_lists)
+    assert drafts == (
+        blackwell_engines.sglang.DRAFTS,
+        blackwell_engines.sglang.with_drafts,
+        "around",
+    )
     engine = Engine(plugin, LayerShape())
     made = BACKENDS[blackwell_engines.sglang.NAME](engine.runner)
     assert type(made) is plugin.BlackwellKernelsBackend
@@ -135,7 +141,7 @@ def test_an_fp8_layer_without_scales_is_named(plugin, engines_by_definition):
     [
         ("DLLM_EXTEND", {}, "a batch of"),
         ("DECODE", {"seq_lens_cpu": None}, "a batch without seq_lens_cpu"),
-        ("DRAFT_EXTEND_V2", {"extend_seq_lens_cpu": None}, "a batch without extend_seq_lens_cpu"),
+        ("EXTEND", {"extend_seq_lens_cpu": None}, "a batch without extend_seq_lens_cpu"),
         ("DECODE", {"spec_info": SimpleNamespace()}, "steps of a draft model"),
         ("EXTEND", {"encoder_lens": torch.tensor([3])}, "a batch with encoder_lens"),
         ("TARGET_VERIFY", {"spec_info": SimpleNamespace(draft_token_num=1)}, "branches of drafts"),
