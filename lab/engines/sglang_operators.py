@@ -143,6 +143,17 @@ def assign_extend_cache_locs_cpu(
     slots[: len(found)] = found.to(slots.dtype)
 
 
+def assign_req_to_token_pool_cpu(
+    requests: torch.Tensor, table: torch.Tensor, begin: torch.Tensor, end: torch.Tensor,
+    slots: torch.Tensor, width: int,
+) -> None:  # fmt: skip
+    """Write slots to the positions from begin to end, request behind request."""
+    first = 0
+    for row, start, stop in zip(requests.tolist(), begin.tolist(), end.tolist(), strict=False):
+        table[row, start:stop] = slots[first : first + stop - start].to(table.dtype)
+        first += stop - start
+
+
 def assign_draft_cache_locs_contiguous_cpu(
     requests: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor, slots: torch.Tensor,
     width: int, branches: int, steps: int,
@@ -195,6 +206,7 @@ OPERATORS = (
     verify_tree_greedy_cpu,
     build_tree_kernel_efficient_cpu,
     assign_extend_cache_locs_cpu,
+    assign_req_to_token_pool_cpu,
     assign_draft_cache_locs_contiguous_cpu,
     fill_accept_out_cache_loc_cpu,
     fill_bonus_tokens_cpu,

@@ -35,9 +35,9 @@ SGLANG = (
     Scenario("prefix", lengths=(40, 67), rounds=2, counted=("cached",)),
     Scenario("mixed", "qwen3", lengths=(5, 90, 33), tokens=8,
              options={"chunked_prefill_size": 32, "enable_mixed_chunk": True}),
-    Scenario("retraction", lengths=(20, 30, 25, 28), tokens=40,
-             options={"max_total_tokens": 128, "schedule_conservativeness": 0.0},
-             counted=("retractions",)),
+    # SGLang's own way to test it; requests that ignore the end are admitted only if they fit.
+    Scenario("retraction", lengths=(20, 30, 25), tokens=12, counted=("retractions",),
+             variables={"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "6"}),
     Scenario("ngram", lengths=(20, 60), tokens=12, repeating=True, counted=("accepted",),
              options={**DRAFTS, "speculative_algorithm": "NGRAM", "page_size": 1}),
     Scenario("draft-model", lengths=(5, 40), tokens=12, counted=("accepted",),

@@ -1,6 +1,6 @@
 """One run of SGLang's `Engine`: `python -m lab.engines.sglang_worker JOB RESULT`, files of JSON.
 
-JOB: {"engine": arguments of Engine, "rounds": [{"prompts": [[token, ...], ...], "tokens": n}, ...]};
+JOB: {"engine": arguments of Engine, "rounds": [{"prompts": [[token, ..], ..], "tokens": n}, ..]};
 RESULT: as `vllm_worker` writes it, with metrics `METRICS`.
 """
 
