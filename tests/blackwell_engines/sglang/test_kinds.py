@@ -158,10 +158,8 @@ def test_blocks_of_drafts_that_see_one_another(number, plugin, engines_by_defini
     engine.step(plan, mode="TARGET_VERIFY", spec_info=chain(number))
 
 
-@pytest.mark.parametrize(("page_size", "windowed"), [(1, False), (1, True), (4, True), (8, False)])
-def test_chunks_of_positions(page_size, windowed, plugin, engines_by_definition):
-    """Llama 4's layers see no further back than the begin of their chunk."""
-    engine = Engine(plugin, LayerShape(window=8), page_size=page_size, windowed=windowed, chunk=8)
+def advance_in_chunks(engine: Engine) -> None:
+    """Prompts, decoding with and without a graph, and drafts of a last layer that sees chunks."""
     engine.layers[-1].use_irope, engine.layers[-1].sliding_window_size = True, -1
     engine.admit(1, 60)
     engine.admit(2, 60)
@@ -171,8 +169,15 @@ def test_chunks_of_positions(page_size, windowed, plugin, engines_by_definition)
     engine.backend.init_cuda_graph_state(4, 4)
     for _ in range(4):
         engine.step({1: 1, 2: 1}, mode="DECODE", graph=True)
-    if page_size == 1:
+    if engine.page_size == 1:
         engine.step({1: 5, 2: 5}, mode="TARGET_VERIFY", spec_info=chain(5))
+
+
+@pytest.mark.parametrize(("page_size", "windowed"), [(1, False), (1, True), (4, True), (8, False)])
+def test_chunks_of_positions(page_size, windowed, plugin, engines_by_definition):
+    """Llama 4's layers see no further back than the begin of their chunk."""
+    shape = LayerShape(window=8)
+    advance_in_chunks(Engine(plugin, shape, page_size=page_size, windowed=windowed, chunk=8))
 
 
 def test_chunks_that_are_refused(plugin):
