@@ -30,6 +30,8 @@ def install() -> None:
 
     path = "sglang.srt.layers.moe.fused_moe_native.moe_forward_native"
     HookRegistry.register(path, experts, HookType.AROUND)
+    path = "sglang.srt.mem_cache.allocation.get_last_loc"
+    HookRegistry.register(path, last_slots, HookType.REPLACE)
     if os.environ.get(FP8_POOL):
         path = "sglang.srt.model_executor.model_runner.ModelRunner.alloc_memory_pool"
         HookRegistry.register(path, _with_fp8_pool, HookType.AROUND)
@@ -57,6 +59,12 @@ def experts(
         y = y + layer.w2_weight_bias[expert].float()
         total.index_add_(0, token, y * chosen.topk_weights[token, choice, None].float())
     return total.to(x.dtype)
+
+
+def last_slots(table: torch.Tensor, requests: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Slot of each request's last key, or -1; SGLang has a Triton kernel there."""
+    found = table[requests, (lengths - 1).clamp(min=0)]
+    return torch.where(lengths > 0, found, -1).to(lengths.dtype)
 
 
 class _LikeCuda:
