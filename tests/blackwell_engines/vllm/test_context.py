@@ -25,10 +25,11 @@ class Group:
 
     def __init__(self) -> None:
         self.barrier, self.given = threading.Barrier(COUNT, timeout=60), [None] * COUNT
-        self.here = threading.local()
+        self.here, self.exchanges = threading.local(), 0
 
     def exchange(self, value: Any) -> list[Any]:
         self.given[self.here.rank] = value
+        self.exchanges += 1
         self.barrier.wait()
         found = [*self.given]
         self.barrier.wait()
@@ -127,6 +128,7 @@ def test_two_ranks(sinks, interleave, plugin, group, engines_by_definition):
     for name in (1, 2, 3):
         ranks.admit(name, 80)
     ranks.step({1: 20})
+    assert not group.exchanges, "a prompt without a past sees its own keys alone"
     ranks.step({1: 1, 2: 33, 3: 1})
     ranks.step({1: 1, 3: 1, 2: 17})
     ranks.step({1: 1, 2: 1, 3: 1})
