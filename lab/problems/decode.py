@@ -267,7 +267,7 @@ def judge(
 
 def grain_of(case: Case, o: torch.Tensor) -> torch.dtype:
     """16 bits of O are rounded once more than those of P."""
-    return case.io if o.dtype == DTYPES["e4m3"] else coarser((case.io, o.dtype))
+    return coarser((case.io, o.dtype))
 
 
 def verdicts(
