@@ -11,6 +11,7 @@ import torch
 
 from tests.blackwell_engines.requests import SHAPES, LayerShape, Request
 from tests.blackwell_engines.vllm.engine import (
+    CAPABILITY,
     EncoderOnlyAttentionSpec,
     Engine,
     cache_of,
@@ -188,3 +189,33 @@ def test_blocks_that_lie_apart(name, plugin, engines_by_definition):
     engine.admit(1, 60)
     engine.step({1: 40})
     engine.step({1: 1})
+
+
+def test_o_in_e4m3(plugin, engines_by_definition):
+    """vLLM may have O in e4m3 of the kernels themselves, divided by a scale."""
+    engine = Engine(plugin, PLAIN)
+    for name in (1, 2):
+        engine.admit(name, 60)
+    engine.step({1: 20})
+    common, order = engine.metadata({1: 1, 2: 17})
+    first, second = order
+    q, k, v = (torch.cat([getattr(first, x)[20:21], getattr(second, x)[:17]]) for x in "qkv")
+    engine.impl.do_kv_cache_update(engine.layer, k, v, engine.cache, common.slot_mapping)
+    given = engine.layer, q, k, v, engine.cache, engine.builder.build(0, common)
+    o = engine.impl.forward(*given, torch.empty_like(q)).float()
+    narrow, scale = torch.empty_like(q, dtype=torch.float8_e4m3fn), torch.tensor([0.25])
+    engine.impl.forward(*given, narrow, scale)
+    assert ((narrow.float() * 0.25 - o).abs() <= 2**-4 * o.abs() + 2**-11).all()
+    with pytest.raises(NotImplementedError, match="output_block_scale: O in e4m3 has one scale"):
+        engine.impl.forward(*given, narrow, scale, torch.ones(1))
+
+
+def test_where_o_in_e4m3_is_offered(plugin, monkeypatch):
+    key, impl = plugin.kFp8StaticTensorSym, Engine(plugin, PLAIN).impl
+    assert impl.fused_output_quant_supported(key)
+    assert not impl.fused_output_quant_supported("another")
+    monkeypatch.setattr(impl, "dcp_world_size", 2)
+    assert not impl.fused_output_quant_supported(key)
+    monkeypatch.undo()
+    monkeypatch.setattr(CAPABILITY, "major", 8)
+    assert not impl.fused_output_quant_supported(key)
