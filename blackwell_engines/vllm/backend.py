@@ -263,14 +263,16 @@ class BlackwellKernelsImpl(AttentionImpl[Step]):
             raise NotImplementedError(NO_ALIBI)
         if kv_cache_dtype not in CACHE_DTYPES:
             raise NotImplementedError(unknown_dtype(kv_cache_dtype))
-        if attn_type == AttentionType.ENCODER_DECODER and sliding_window is not None:
+        crosses, ranks = attn_type == AttentionType.ENCODER_DECODER, self.dcp_world_size
+        if crosses and sliding_window is not None:
             raise NotImplementedError(
                 f"sliding_window {sliding_window} over keys of an encoder, which are at no distance"
             )
-        if sliding_window is not None and self.dcp_world_size > 1:
+        if ranks > 1 and (crosses or sliding_window is not None):
             raise NotImplementedError(
-                f"sliding_window {sliding_window} with decode_context_parallel_size "
-                f"{self.dcp_world_size}: a rank has every so many keys of a request"
+                f"attn_type {attn_type}, sliding_window {sliding_window} with "
+                f"decode_context_parallel_size {ranks}: only keys of decoders without a window are "
+                "shared by ranks"
             )
         if sinks is not None and tuple(sinks.shape) != (num_heads,):
             raise ValueError(

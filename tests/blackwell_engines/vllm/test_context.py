@@ -170,8 +170,11 @@ def test_a_captured_step_reads_lengths_in_place(plugin, group):
 
 def test_layers_that_ranks_cannot_share(plugin, group, monkeypatch):
     monkeypatch.setattr(plugin.BlackwellKernelsImpl, "dcp_world_size", COUNT)
+    given = (4, 64, 0.125, 1, None)
     with pytest.raises(NotImplementedError, match="sliding_window 9 with decode_context_parallel"):
-        plugin.BlackwellKernelsImpl(4, 64, 0.125, 1, None, 9)
+        plugin.BlackwellKernelsImpl(*given, 9)
+    with pytest.raises(NotImplementedError, match="attn_type encoder_decoder, .* shared by ranks"):
+        plugin.BlackwellKernelsImpl(*given, None, "auto", None, "encoder_decoder")
     spec = Engine(plugin, SHAPE).builder.kv_cache_spec
     spec.attention_chunk_size = 32
     with pytest.raises(NotImplementedError, match="attention_chunk_size 32"):
