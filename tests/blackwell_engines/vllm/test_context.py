@@ -173,7 +173,7 @@ def test_layers_that_ranks_cannot_share(plugin, group, monkeypatch):
     given = (4, 64, 0.125, 1, None)
     with pytest.raises(NotImplementedError, match="sliding_window 9 with decode_context_parallel"):
         plugin.BlackwellKernelsImpl(*given, 9)
-    with pytest.raises(NotImplementedError, match="attn_type encoder_decoder, .* shared by ranks"):
+    with pytest.raises(NotImplementedError, match=r"attn_type encoder_decoder, .* shared by ranks"):
         plugin.BlackwellKernelsImpl(*given, None, "auto", None, "encoder_decoder")
     spec = Engine(plugin, SHAPE).builder.kv_cache_spec
     spec.attention_chunk_size = 32

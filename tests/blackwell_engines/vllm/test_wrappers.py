@@ -5,6 +5,7 @@ that are not causal. Each token is compared with the definition.
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -73,6 +74,25 @@ def test_layers_that_share_keys(plugin, engines_by_definition):
     forward(engine.layer, q, None, None, last["cache"], step, out)
     for row, request in enumerate(order):
         request.judge(out[row : row + 1], request.done - 1)
+
+
+class _OnGpu(torch.Tensor):
+    is_cuda = True
+
+
+@pytest.mark.parametrize("fast_prefill", [False, True])
+def test_starts_that_may_still_be_on_their_way(fast_prefill, plugin, monkeypatch):
+    """With fast prefill vLLM copies them from the GPU and does not wait."""
+    engine, waits = Engine(plugin, PLAIN), []
+    stream = SimpleNamespace(synchronize=lambda: waits.append(True))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    given = engine.builder.kv_cache_spec, ["layer"], config_of(fast_prefill=fast_prefill), None
+    builder = plugin.BlackwellKernelsBuilder(*given)
+    engine.admit(1, 20)
+    common, _ = engine.metadata({1: 9})
+    common.query_start_loc = common.query_start_loc.as_subclass(_OnGpu)
+    builder.build(0, common)
+    assert len(waits) == fast_prefill
 
 
 @pytest.mark.parametrize("window", [None, 9])
