@@ -125,10 +125,12 @@ class Ranks:
 def test_two_ranks(sinks, interleave, plugin, group, engines_by_definition):
     """Prompts, a prompt of one token, pieces, decoding, both in a step."""
     ranks = Ranks(plugin, replace(SHAPE, sinks=sinks), interleave)
-    for name in (1, 2, 3):
+    for name in range(1, 6):
         ranks.admit(name, 80)
     ranks.step({1: 20})
     assert not group.exchanges, "a prompt without a past sees its own keys alone"
+    ranks.step({4: 1, 5: 20})
+    assert group.exchanges, "the key of a prompt's only token is one rank's"
     ranks.step({1: 1, 2: 33, 3: 1})
     ranks.step({1: 1, 3: 1, 2: 17})
     ranks.step({1: 1, 2: 1, 3: 1})
