@@ -7,9 +7,10 @@ Weights are in four bits and activations in bf16, so nothing is rounded that the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -28,54 +29,11 @@ from moe import (
     pack_quantised,
 )
 from moe.formats import format_of
-from moe.huggingface import SCHEMES, Scheme
+from moe.huggingface import Scheme
 from moe.mixed.config import DEPTH, ROWS
 from moe.mixed.fragments import unit_bytes, units_of
 from moe.quantized import SCALE_DTYPES
 from moe.reference import NAN_CODE
-
-NAME = "blackwell_kernels"  # --quantization
-GPT_OSS = Scheme("mxfp4", "weight", "weight_scale")  # as engines rename `_blocks` and `_scales`
-MODELOPT, COMPRESSED_NVFP4, COMPRESSED_MXFP4 = SCHEMES[:3]
-GROUPS = {16: COMPRESSED_NVFP4, 32: COMPRESSED_MXFP4}  # of compressed-tensors, by group size
-WANTED = "MXFP4 of gpt-oss, NVFP4 of ModelOpt, NVFP4 or MXFP4 of compressed-tensors"
-
-
-def kind_of(config: Mapping[str, Any]) -> str:
-    """The kind of a checkpoint: 'mxfp4', 'modelopt' or 'compressed-tensors'.
-
-    Args:
-        config: `quantization_config` of config.json, or the contents of hf_quant_config.json.
-
-    Raises:
-        ValueError: the experts are not in four bits that the kernels read.
-    """
-    method = str(config.get("quant_method", "modelopt" if "quantization" in config else ""))
-    algorithm = (config.get("quantization") or config).get("quant_algo", "")
-    if method in ("mxfp4", "gpt_oss_mxfp4"):
-        return "mxfp4"
-    if method.startswith("modelopt") and str(algorithm).upper() in ("NVFP4", "W4A16_NVFP4"):
-        return "modelopt"
-    if method == "compressed-tensors":
-        return method
-    found = f"quant_method {method!r}" + (f" with quant_algo {algorithm!r}" if algorithm else "")
-    raise ValueError(f"--quantization {NAME}: the checkpoint has {found}, expected {WANTED}")
-
-
-def scheme_of(layer: str, weights: Any) -> Scheme:
-    """The scheme of a layer of compressed-tensors.
-
-    Args:
-        layer: the layer's name, for the message.
-        weights: its `QuantizationArgs`, None for a layer that is not quantised.
-
-    Raises:
-        ValueError: the layer is in another format.
-    """
-    kind = weights and (weights.num_bits, getattr(weights.type, "value", weights.type))
-    if kind != (4, "float") or weights.group_size not in GROUPS:
-        raise ValueError(f"--quantization {NAME}: {layer} has weights {weights}, expected {WANTED}")
-    return GROUPS[weights.group_size]
 
 
 @contextmanager
@@ -166,6 +124,40 @@ class StoredExperts:
         )
         return arrange(packed)
 
+    def register(self, layer: torch.nn.Module, attributes: Mapping[str, Any]) -> None:
+        """Register the parameters with a layer.
+
+        Args:
+            attributes: of every parameter, such as the engine's weight_loader.
+
+        Raises:
+            ValueError: no kernel supports the sizes.
+        """
+        self.check()
+        for name, parameter in self.parameters():
+            weight = torch.nn.Parameter(parameter.data, requires_grad=False)
+            layer.register_parameter(name, weight)
+            of_scale = {"quant_method": parameter.kind} if parameter.kind else {}
+            if parameter.kind and parameter.data.is_floating_point():
+                of_scale["dummy_weight_value"] = 1.0  # vLLM's --load-format dummy
+            for field, value in {**attributes, **of_scale}.items():
+                setattr(weight, field, value)
+
+    def take(self, layer: torch.nn.Module, name: str) -> ArrangedExperts:
+        """Pack the loaded parameters of the layer `name`, and remove them from it.
+
+        Raises:
+            ValueError: naming the layer, and an expert that is wrong or was not loaded.
+        """
+        names = [each for each, _ in self.parameters()]
+        try:
+            experts = self.pack({each: getattr(layer, each).data for each in names})
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}; was it loaded?") from error
+        for each in names:
+            delattr(layer, each)
+        return experts
+
     @fp32_by_default()
     def warmup(
         self,
@@ -252,3 +244,17 @@ def compute(
             raise ValueError(f"weigh_tokens with {weights.shape[1]} experts of a token: 1")
         x, weights = x * weights.to(x.dtype), torch.ones_like(weights)
     return fused_moe(x, experts, Chosen(local_ids(ids, expert_map), weights), activation=form)
+
+
+@cache
+def compile_all(
+    stored: StoredExperts, tokens: int, device: torch.device, pairs: bool, say: Callable[[str], Any]
+) -> None:
+    """Compile or find the kernels of all layers that are alike, once.
+
+    Args:
+        stored, tokens, device, pairs: see `StoredExperts.warmup`; up to so many tokens.
+        say: called with a line for the log.
+    """
+    warmed = stored.warmup(range(1, tokens + 1), device, pairs=pairs)
+    say(f"Experts in {stored.scheme.fmt}, activations in bf16: {warmed}")

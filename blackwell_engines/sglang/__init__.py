@@ -20,9 +20,12 @@ def register() -> None:
     from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
 
+    from blackwell_engines.sglang import quantization
+
     if NAME not in ATTENTION_BACKEND_CHOICES:
         ATTENTION_BACKEND_CHOICES.append(NAME)
         register_attention_backend(NAME)(create)
+    quantization.register()
 
 
 def create(runner: Any) -> Any:
