@@ -23,6 +23,7 @@ from moe import (
     Chosen,
     ExpertWeights,
     Fragments,
+    PackedExperts,
     SwiGLU,
     arrange,
     fused_moe,
@@ -103,7 +104,7 @@ class StoredExperts:
                 yield f"{matrix}_{self.bias}", Parameter(bias)
 
     @fp32_by_default()
-    def pack(self, tensors: Mapping[str, torch.Tensor]) -> ArrangedExperts:
+    def pack(self, tensors: Mapping[str, torch.Tensor]) -> PackedExperts:
         """Pack loaded parameters; no value changes. Scales of activations are not used.
 
         Raises:
@@ -119,10 +120,9 @@ class StoredExperts:
         biases = None
         if self.bias:
             biases = tensors[f"w13_{self.bias}"], tensors[f"w2_{self.bias}"]
-        packed = pack_quantised(
+        return pack_quantised(
             weight("w13"), weight("w2"), scheme.fmt, order=self.order, biases=biases
         )
-        return arrange(packed)
 
     def register(self, layer: torch.nn.Module, attributes: Mapping[str, Any]) -> None:
         """Register the parameters with a layer.
@@ -144,19 +144,20 @@ class StoredExperts:
                 setattr(weight, field, value)
 
     def take(self, layer: torch.nn.Module, name: str) -> ArrangedExperts:
-        """Pack the loaded parameters of the layer `name`, and remove them from it.
+        """Pack and arrange the loaded parameters of the layer `name`, and remove them from it.
 
         Raises:
             ValueError: naming the layer, and an expert that is wrong or was not loaded.
         """
         names = [each for each, _ in self.parameters()]
         try:
-            experts = self.pack({each: getattr(layer, each).data for each in names})
+            packed = self.pack({each: getattr(layer, each).data for each in names})
         except ValueError as error:
             raise ValueError(f"{name}: {error}; was it loaded?") from error
         for each in names:
             delattr(layer, each)
-        return experts
+        with fp32_by_default():
+            return arrange(packed)
 
     @fp32_by_default()
     def warmup(
