@@ -18,10 +18,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # loadgroup: conftest.py gives each test file a group, so tests that share a compiled kernel share a worker.
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations=10
-QUICK  := -m "not matrix and not sweep and not hw"
+QUICK  := -m "not matrix and not sweep and not hw and not engines"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick matrix sweep tiers lint bringup docs wheel smoke clean
+.PHONY: help demo test quick matrix sweep engines tiers lint bringup docs wheel smoke clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -40,6 +40,10 @@ matrix: $(STAMP)  ## the case matrix, of one package with PKG=fmha
 
 sweep: $(STAMP)  ## every config of every kernel, of one package with PKG=fmha; takes hours
 	$(PYTEST) -m "sweep and not hw" tests/$(PKG)
+
+engines: $(STAMP)  ## real vLLM and SGLang serve on our kernels, in an environment of their own
+	$(BIN)/python scripts/engines.py build
+	$(PYTEST) -m engines tests/engines
 
 tiers: $(STAMP)  ## tests of each package and tier, and which pairs of values they cover
 	PYTHONPATH=scripts $(BIN)/python -m tests.support.pairs

@@ -5,6 +5,7 @@ FP8 caches are checked before.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -60,16 +61,20 @@ class Scores:
     v_scale: torch.Tensor | None = None
 
     def options(self) -> SharedOptions:
-        """Options of `decode` and `attention`."""
+        """Options of `decode` and `attention` but for the masks."""
         return {
-            "scale": self.scale, "window": self.window, "softcap": self.softcap or None,
-            "sinks": self.sinks, "k_scale": self.k_scale, "v_scale": self.v_scale,
+            "scale": self.scale, "softcap": self.softcap or None, "sinks": self.sinks,
+            "k_scale": self.k_scale, "v_scale": self.v_scale,
         }  # fmt: skip
 
 
-def decodes(tokens: int, columns: int, value_columns: int) -> bool:
-    """Whether `gqa_lowlatency.decode` knows so many tokens and these head dims."""
-    return tokens <= MAX_Q_TOKENS and columns == value_columns and columns in HEAD_DIMS
+def decodes(
+    tokens: int, columns: int, value_columns: int, *, causal: bool = True, window: int | None = None
+) -> bool:
+    """Whether `gqa_lowlatency.decode` knows so many tokens, these head dims, and the masks: it
+    bounds no window on the right, which may not end before the last token."""
+    seen = causal or window is None or tokens <= window + 1
+    return seen and tokens <= MAX_Q_TOKENS and columns == value_columns and columns in HEAD_DIMS
 
 
 def attend(
@@ -80,49 +85,86 @@ def attend(
     scores: Scores,
     fresh: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
-    """Causal attention of new tokens over pages that hold them already.
+    """Attention of new tokens over pages that hold them already.
 
     Nothing here reads a tensor of the GPU, so a CUDA graph captures it; lengths and tables may then
-    change in place.
+    change in place. A window of a step that is not causal is as wide behind a token as before it.
 
     Args:
         q: [tokens, Hq, D], those of `step` and perhaps more behind them, any stride between tokens.
         pages: K [pages, page_size, Hkv, D] and V [pages, page_size, Hkv, Dv], any strides but for
             the last.
         fresh: K [tokens, Hkv, D] and V [.., Dv] of the step's packed tokens, where these see no
-            others: then no key is read from pages.
+            others: then no key is read from pages. Scales are of pages, and not of these.
         out: [tokens, Hq, Dv], where O is written; rows behind those of `step` are left.
 
     Raises:
         TypeError, ValueError, NotImplementedError: what `decode` and `attention` raise.
     """
+    for _ in _launched(step, q, pages, out, scores, fresh):
+        pass
+
+
+def attend_with_lse(
+    step: Step,
+    q: torch.Tensor,
+    pages: tuple[torch.Tensor, torch.Tensor],
+    out: torch.Tensor,
+    scores: Scores,
+    fresh: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """As `attend`; returns the LSE, fp32 [Hq, tokens of `step`] in natural log, sinks included."""
+    found = [
+        lse.transpose(0, 1).flatten(1) if lse.ndim == 3 else lse
+        for lse in _launched(step, q, pages, out, scores, fresh)
+    ]
+    return torch.cat([q.new_empty((q.shape[1], 0), dtype=torch.float32), *found], 1)
+
+
+def _launched(
+    step: Step,
+    q: torch.Tensor,
+    pages: tuple[torch.Tensor, torch.Tensor],
+    out: torch.Tensor,
+    scores: Scores,
+    fresh: tuple[torch.Tensor, torch.Tensor] | None,
+) -> Iterator[torch.Tensor]:
+    """Launch; yield the LSE of what is decoded, [requests, Hq, tokens], and of the packed tokens,
+    [Hq, tokens]."""
     (k, v), begun = pages, step.requests * step.tokens
-    options = scores.options()
+    window, causal = scores.window, step.causal
+    wide = window if causal else (window, window)
     if begun:
-        shape = (step.requests, step.tokens)
+        shape, options = (step.requests, step.tokens), scores.options()
         batch, o = (tensor[:begun].unflatten(0, shape) for tensor in (q, out))
         options |= {
             "kv_lens": step.seq_lens[: step.requests], "page_table": step.table[: step.requests],
         }  # fmt: skip
-        if decodes(step.tokens, k.shape[-1], v.shape[-1]):
+        if decodes(step.tokens, k.shape[-1], v.shape[-1], causal=causal, window=window):
+            options["window"] = window
             bound = _rounded(step.bound, step.table.shape[1] * k.shape[1])
-            decode(batch, k, v, max_kv_len=bound, out=o, **options)
+            yield decode(
+                batch, k, v, causal=causal, max_kv_len=bound, out=o, return_lse=True, **options
+            )[1]
         else:
-            attention(batch, k, v, causal=True, out=o, **options)
+            options["window"] = wide
+            yield attention(batch, k, v, causal=causal, out=o, return_lse=True, **options)[1]
     if step.rest:
         queries = slice(begun, begun + step.rest)
-        options, starts = scores.options(), None
+        options, starts = scores.options() | {"window": wide}, None
         if fresh is not None:
             (k, v), starts = (x[queries] for x in fresh), step.starts
+            if k.dtype != pages[0].dtype:
+                options["k_scale"] = options["v_scale"] = None
         elif step.gathered is not None:
             (k, v), starts = side_by_side(step.gathered, pages), step.gathered.starts
         else:
             options["kv_lens"] = step.seq_lens[step.requests :]
             options["page_table"] = step.table[step.requests :]
-        attention(
-            q[queries], k, v, causal=True, cu_seqlens_q=step.starts, cu_seqlens_k=starts,
-            max_seqlen_q=step.longest, out=out[queries], **options,
-        )  # fmt: skip
+        yield attention(
+            q[queries], k, v, causal=causal, cu_seqlens_q=step.starts, cu_seqlens_k=starts,
+            max_seqlen_q=step.longest, out=out[queries], return_lse=True, **options,
+        )[1]  # fmt: skip
 
 
 def _rounded(bound: int, capacity: int) -> int:

@@ -28,6 +28,8 @@ class Layer:
     kv_dtype: dtype of K and V
     group: query heads per KV head
     window: keys seen before the query's position, None for all
+    causal: False: also keys behind the position, as many as before it
+    head_scales: each KV head of a cache in e4m3 has scales of its own
     """
 
     head_dim: int
@@ -38,6 +40,25 @@ class Layer:
     window: int | None = None
     sinks: bool = False
     softcap: bool = False
+    causal: bool = True
+    head_scales: bool = False
+
+    @property
+    def decode_masks(self) -> dict[str, Any]:
+        """Arguments of `decode` that mask keys."""
+        return {"causal": self.causal, "window_left": self.window}
+
+    @property
+    def masks(self) -> dict[str, Any]:
+        """Arguments of `attention` that mask keys."""
+        return (
+            self.decode_masks if self.causal else self.decode_masks | {"window_right": self.window}
+        )
+
+    def decodes(self, tokens: int) -> bool:
+        """Whether `decode` knows such a layer, and so many tokens."""
+        dims = self.head_dim, self.head_dim
+        return decodes(tokens, *dims, causal=self.causal, window=self.window)
 
 
 def arch_of(capability: tuple[int, int]) -> str:
@@ -56,17 +77,17 @@ def why_not(layer: Layer, arch: str, *, side_by_side: bool = False) -> str:
     side_by_side: whether prompts read keys that lie side by side, and not in pages.
     """
     try:
-        if decodes(1, layer.head_dim, layer.head_dim):
-            prepare(DecodeArguments(**_shared(layer, arch)))
+        if layer.decodes(1):
+            prepare(DecodeArguments(**_shared(layer, arch), **layer.decode_masks))
         else:
-            _check_attention(Arguments(**_shared(layer, arch), causal=True), arch)
+            _check_attention(Arguments(**_shared(layer, arch), **layer.masks), arch)
         given = _shared(layer, arch)
         given["q"] = given["q"][0]
         if side_by_side:
             given |= {name: given[name][0] for name in ("k", "v")}
             given |= {"cu_seqlens_k": _table(2), "kv_lens": None, "page_table": None}
         starts = _table(2)
-        _check_attention(Arguments(**given, causal=True, cu_seqlens_q=starts), arch)
+        _check_attention(Arguments(**given, **layer.masks, cu_seqlens_q=starts), arch)
     except (TypeError, ValueError, NotImplementedError) as error:
         return str(error)
     return ""
@@ -88,7 +109,6 @@ def _shared(layer: Layer, arch: str) -> dict[str, Any]:
         "v": torch.empty(pages, dtype=layer.kv_dtype, device=META),
         "kv_lens": _table(1),
         "page_table": _table(1, 1),
-        "window_left": layer.window,
         "softcap": 30.0 if layer.softcap else 0.0,
         "sinks": _table(layer.group, dtype=torch.float32) if layer.sinks else None,
         "arch": arch,

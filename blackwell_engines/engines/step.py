@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 
 
-@dataclass(frozen=True)
+@dataclass
 class Step:
-    """Requests in order; every one has a row of the tables.
+    """Requests in order; every one has a row of the tables. Engines add attributes of their own.
 
     requests, tokens: the first requests, decoded together, and new tokens of each; 0 for none. Rows
         of padding among them have tokens but no keys.
@@ -28,6 +28,7 @@ class Step:
     bound: upper bound of `seq_lens`
     gathered: how to make the others' keys contiguous first, for pages that no prefill reads in
         place
+    causal: False: every token sees all keys of its request, before and behind it
     """
 
     requests: int
@@ -39,6 +40,7 @@ class Step:
     table: torch.Tensor
     bound: int
     gathered: Gathered | None = None
+    causal: bool = True
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ def make_step(
     padded: int,
     bound: int,
     most: int,
+    causal: bool = True,
 ) -> Step:
     """The batch of a step.
 
@@ -72,6 +75,7 @@ def make_step(
         padded: tokens that the engine's tensors have for this batch, those of padding included.
         bound: of `seq_lens`, a number of the host.
         most: tokens of a request that is decoded, at most; 0: none is.
+        causal: as in `Step`.
 
     Raises:
         ValueError: for tables that have fewer rows than there are requests.
@@ -97,6 +101,7 @@ def make_step(
         seq_lens=seq_lens[:count],
         table=table[:count],
         bound=bound,
+        causal=causal,
     )
 
 

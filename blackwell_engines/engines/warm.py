@@ -10,12 +10,15 @@ import torch
 
 import fmha.warm
 import gqa_lowlatency.warm
-from blackwell_engines.engines.attend import decodes
 from blackwell_engines.engines.limits import META, Layer
 from fmha.arguments import Arguments
 from gqa_lowlatency.arguments import Arguments as DecodeArguments
+from gqa_lowlatency.config import MAX_Q_TOKENS
+from kernelkit.call.tensors import DTYPE_NAMES
 from kernelkit.compile.keys import KernelKey
 from kernelkit.compile.warm import Progress, Warmed, warm
+from kernelkit.merge.launch import KERNEL as MERGE_KERNEL
+from kernelkit.merge.plan import MergeConfig, capacity_for, lanes_for
 from kvcache.movement.launch import KERNELS, pages_config
 from kvcache.movement.pages import AppendPages, GatherPages
 
@@ -28,7 +31,8 @@ class Sizes:
     requests: requests per batch
     tokens: new tokens per batch
     keys: keys per request
-    drafts: tokens that a decoded request has in addition to its newest
+    drafts: tokens that a decoded request has in addition to its newest, at most
+    ranks: ranks that share the keys of a request, see `blackwell_engines.vllm.context`
     """
 
     q_heads: int
@@ -37,6 +41,7 @@ class Sizes:
     tokens: int
     keys: int
     drafts: int = 0
+    ranks: int = 1
 
 
 def warmup(
@@ -47,6 +52,7 @@ def warmup(
     written: bool = True,
     own_keys: bool = False,
     side_by_side: bool = False,
+    paged: bool = True,
     progress: Progress | bool | None = None,
 ) -> Warmed:
     """Find or compile all kernels that `attend` can choose for a layer within these sizes, on any
@@ -56,17 +62,28 @@ def warmup(
         layer: its group is ignored, and is q_heads / kv_heads.
         arch: such as 'sm_90a'.
         written: with the kernel that writes new keys to pages, as vLLM's plugin does.
-        own_keys: with those of prompts that read their own keys alone, as SGLang's plugin does.
+        own_keys: with those of prompts that read their own keys alone, as SGLang's plugin does,
+            and layers of encoders.
         side_by_side: prompts read keys that are gathered first, see
             `blackwell_engines.engines.limits`.
+        paged: with those that read pages; an encoder has none.
         progress: see `kernelkit.compile.warm.warm`, as for what is returned.
 
     Raises:
         TypeError, ValueError, NotImplementedError: what the kernels refuse.
     """
-    found = [*_decoding(layer, sizes, arch), *_prompts(layer, sizes, arch, side_by_side)]
+    found: list[KernelKey] = []
+    read, many = layer, sizes
+    if sizes.ranks > 1:  # a rank reads its keys with the heads of all
+        read = replace(layer, causal=False, sinks=False)
+        many = replace(sizes, q_heads=sizes.q_heads * sizes.ranks)
+        found.append(_merging(layer, arch))
+        own_keys = True
+    if paged:
+        found += [*_decoding(read, many, arch), *_prompts(read, many, arch, side_by_side)]
     if own_keys:
-        own = replace(layer, kv_dtype=layer.dtype)
+        sinks = layer.sinks and sizes.ranks == 1
+        own = replace(layer, kv_dtype=layer.dtype, sinks=sinks)
         found += _prompts(own, sizes, arch, side_by_side=True)
     if written or side_by_side:
         found += _moving(layer, sizes, arch, written, side_by_side)
@@ -75,27 +92,37 @@ def warmup(
 
 def _decoding(layer: Layer, sizes: Sizes, arch: str) -> Iterator[KernelKey]:
     batches, lengths = range(1, sizes.requests + 1), _powers(sizes.keys)
-    for tokens in sorted({1, 1 + sizes.drafts}):
+    for tokens in range(1, min(1 + sizes.drafts, MAX_Q_TOKENS) + 1):
         q = _empty((1, tokens, sizes.q_heads, layer.head_dim), layer.dtype)
-        given = _paged(layer, sizes) | {"q": q, "arch": arch, "causal": True}
-        given["out"] = _empty(q.shape, layer.dtype)
-        if decodes(tokens, layer.head_dim, layer.head_dim):
+        given = _paged(layer, sizes) | {"q": q, "arch": arch, "out": _empty(q.shape, layer.dtype)}
+        if layer.decodes(tokens):
             # A table wide enough for the longest request, by which clusters are chosen.
             given["page_table"] = _empty((1, -(-sizes.keys // layer.page_size)), torch.int32)
-            yield from gqa_lowlatency.warm.kernels_for(DecodeArguments(**given), batches, lengths)
+            arguments = DecodeArguments(**given, **layer.decode_masks)
+            yield from gqa_lowlatency.warm.kernels_for(arguments, batches, lengths)
         else:
-            yield from fmha.warm.kernels_for(Arguments(**given), batches, [tokens])
+            yield from fmha.warm.kernels_for(Arguments(**given, **layer.masks), batches, [tokens])
 
 
 def _prompts(layer: Layer, sizes: Sizes, arch: str, side_by_side: bool) -> list[KernelKey]:
     q = _empty((1, sizes.q_heads, layer.head_dim), layer.dtype)
-    given = _paged(layer, sizes) | {"q": q, "arch": arch, "causal": True}
+    given = _paged(layer, sizes) | layer.masks | {"q": q, "arch": arch}
     given |= {"out": _empty(q.shape, layer.dtype), "cu_seqlens_q": _empty((2,), torch.int32)}
     if side_by_side:
         given |= {name: given[name][0] for name in ("k", "v")}
         given |= {"cu_seqlens_k": given["cu_seqlens_q"], "kv_lens": None, "page_table": None}
     batches, lengths = range(1, sizes.requests + 1), range(1, sizes.tokens + 1)
     return fmha.warm.kernels_for(Arguments(**given), batches, lengths)
+
+
+def _merging(layer: Layer, arch: str) -> KernelKey:
+    """What ranks read, and the new tokens over one another, by `kernelkit.merge.api.merge`."""
+    dtype = DTYPE_NAMES[layer.dtype]
+    sizes = {"capacity": capacity_for(2), "lanes": lanes_for(2, 1, layer.head_dim)}
+    config = MergeConfig(
+        layer.head_dim, (dtype,), dtype, raw=False, sinks=layer.sinks, stacked=False, **sizes
+    )
+    return KernelKey(MERGE_KERNEL, config, arch)
 
 
 def _moving(
@@ -108,7 +135,9 @@ def _moving(
     if written:
         x = _empty(shape, layer.dtype)
         scale = None if layer.kv_dtype == layer.dtype else _empty((), torch.float32)
-        configs.append(pages_config(AppendPages(pages, pages, x, x, slots, scale, scale)))
+        heads = slice(1 if layer.head_scales else None)  # a launch for each head, or one
+        one, new = pages[:, :, heads], x[:, heads]
+        configs.append(pages_config(AppendPages(one, one, new, new, slots, scale, scale)))
     if side_by_side:
         x = _empty(shape, layer.kv_dtype)
         configs.append(pages_config(GatherPages(pages, pages, x, x, slots)))
@@ -124,7 +153,6 @@ def _paged(layer: Layer, sizes: Sizes) -> dict[str, Any]:
         "v": _empty(shape, layer.kv_dtype),  # another memory: kernels ask whether K is V
         "kv_lens": _empty((1,), torch.int32),
         "page_table": _empty((1, 1), torch.int32),
-        "window_left": layer.window,
         "softcap": 30.0 if layer.softcap else 0.0,
         "sinks": _empty((sizes.q_heads,), torch.float32) if layer.sinks else None,
     }

@@ -35,6 +35,7 @@ def page_table(
     page_size: int,
     pages: int,
     mapping: torch.Tensor | None = None,
+    first: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """int32 [B, pages]: the pages of requests, made on the device, so that a graph captures it.
 
@@ -43,11 +44,19 @@ def page_table(
         requests: int64 [B], their rows.
         mapping: int64 [slots], the slot that the layers with a window have for one of the others;
             a slot that they gave back may be anything.
+        first: int64 [B], the position where each one's pages begin, a multiple of page_size; 0 by
+            default.
     """
-    first = req_to_token[:, : pages * page_size : page_size].index_select(0, requests)
+    if first is None:
+        slots = req_to_token[:, : pages * page_size : page_size].index_select(0, requests)
+    else:
+        steps = torch.arange(0, pages * page_size, page_size, device=first.device)
+        # Behind the keys of a request a table may hold anything that is a slot.
+        positions = (first[:, None] + steps).clamp_(max=req_to_token.shape[1] - 1)
+        slots = req_to_token[requests[:, None], positions]
     if mapping is not None:
-        first = mapping[first].clamp_(min=0).to(torch.int32)
-    return first if page_size == 1 else first.div_(page_size, rounding_mode="floor")
+        slots = mapping[slots].clamp_(min=0).to(torch.int32)
+    return slots if page_size == 1 else slots.div_(page_size, rounding_mode="floor")
 
 
 def keys_of(
@@ -56,12 +65,13 @@ def keys_of(
     seq_lens: torch.Tensor,
     lengths: Sequence[int],
     mapping: torch.Tensor | None = None,
+    first: torch.Tensor | None = None,
 ) -> Gathered:
     """The slots of all keys, request behind request, made on the device without a wait.
 
     Args:
         seq_lens: int32 [B] on the device; lengths: the same on the host.
-        mapping: as for `page_table`.
+        mapping, first: as for `page_table`.
     """
     total, device = sum(lengths), seq_lens.device
     starts = torch.zeros(len(lengths) + 1, dtype=torch.int32, device=device)
@@ -69,5 +79,6 @@ def keys_of(
     rows = torch.arange(len(lengths), device=device)
     owner = rows.repeat_interleave(seq_lens, output_size=total)
     position = torch.arange(total, device=device) - starts[owner]
+    position = position if first is None else position + first[owner]
     slots = req_to_token[requests[owner], position].long()
     return Gathered(slots if mapping is None else mapping[slots].clamp_(min=0), starts)

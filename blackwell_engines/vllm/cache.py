@@ -20,6 +20,12 @@ CACHE_DTYPES = {
 }
 
 
+def unknown_dtype(cache_dtype: str | None) -> str:
+    """Why a cache of this dtype, by vLLM's name, is refused."""
+    reason = "; of 8 bits, kernels read e4m3 alone" if str(cache_dtype).startswith("fp8") else ""
+    return f"kv_cache_dtype {cache_dtype!r}: one of {[*CACHE_DTYPES]}{reason}"
+
+
 def pages_of(
     kv_cache: torch.Tensor, head_size: int, cache_dtype: str = "auto"
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,7 +39,7 @@ def pages_of(
         NotImplementedError: for another dtype. ValueError: for a cache of another shape.
     """
     if cache_dtype not in CACHE_DTYPES:
-        raise NotImplementedError(f"kv_cache_dtype {cache_dtype!r}: one of {[*CACHE_DTYPES]}")
+        raise NotImplementedError(unknown_dtype(cache_dtype))
     if kv_cache.ndim != 4 or kv_cache.shape[-1] != 2 * head_size:
         raise ValueError(
             f"kv_cache {tuple(kv_cache.shape)}, expected [blocks, kv_heads, block_size, "
@@ -56,16 +62,22 @@ def write(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
 ) -> None:
-    """Write new tokens to pages, K and V by one launch, quantised where pages are e4m3.
+    """Write new tokens to pages, K and V by one launch, quantised where pages are e4m3; by a launch
+    for each head where heads have scales of their own.
 
     Args:
         key, value: [T or more, kv_heads, head_size], any stride between tokens and heads.
         slots: int64 [T], block * block_size + row, or -1 for tokens of padding.
-        k_scale, v_scale: fp32 with one element, what pages in e4m3 are multiplied by.
+        k_scale, v_scale: fp32 with one element or [kv_heads], what pages in e4m3 are multiplied by.
 
     Raises:
         TypeError, ValueError, NotImplementedError: what `kvcache.append_pages` raises.
     """
     if pages[0].dtype == key.dtype:
         k_scale = v_scale = None
-    append_pages(*pages, key, value, slots, k_scale=k_scale, v_scale=v_scale)
+    if k_scale is None or v_scale is None or k_scale.numel() == v_scale.numel() == 1:
+        append_pages(*pages, key, value, slots, k_scale=k_scale, v_scale=v_scale)
+        return
+    for head in (slice(n, n + 1) for n in range(key.shape[1])):
+        k, v, k_new, v_new = (x[..., head, :] for x in (*pages, key, value))
+        append_pages(k, v, k_new, v_new, slots, k_scale=k_scale[head], v_scale=v_scale[head])

@@ -1,12 +1,12 @@
 """Tiers of tests, with reasons: one table per folder, `tests/<folder>/tiers.md`.
 
-Quick tests run in `make test`, those of the matrix in `make matrix`, the sweep takes hours. Each
-row of a table names tests by patterns, in which `*` is anything and a file or function stands for
-all that it has; `2 of 3` takes the second of every three of them, in their order, and `first 9` so
-many from the beginning. `2 of 2 in the matrix` counts only those that the rows above leave there.
-Of the rows that match a test the last one decides, and a test that no row
-matches is an error. Positions are those of the whole package, so a run of single tests may see
-other tiers; the targets of the Makefile never do that. `make tiers` prints what comes of it
+Quick tests run in `make test`, those of the matrix in `make matrix`, the sweep takes hours; real
+engines run in `make engines`. Each row of a table names tests by patterns, in which `*` is anything
+and a file or function stands for all that it has; `2 of 3` takes the second of every three of them,
+in their order, and `first 9` so many from the beginning. `2 of 2 in the matrix` counts only those
+that the rows above leave there. Of the rows that match a test the last one decides, and a test that
+no row matches is an error. Positions are those of the whole package, so a run of single tests may
+see other tiers; the targets of the Makefile never do that. `make tiers` prints what comes of it
 (`tests.support.pairs`).
 """
 
@@ -24,7 +24,10 @@ import pytest
 TESTS = Path(__file__).resolve().parents[2] / "tests"
 TABLE = "tiers.md"
 QUICK, MATRIX, SWEEP = TIERS = ("quick", "matrix", "sweep")
-MARKS = {MATRIX: pytest.mark.matrix, SWEEP: pytest.mark.sweep}  # quick tests have none
+ENGINES = "engines"  # no test of a kernel: `make tiers` does not count them
+MARKS = {  # quick tests have none
+    MATRIX: pytest.mark.matrix, SWEEP: pytest.mark.sweep, ENGINES: pytest.mark.engines,
+}  # fmt: skip
 DECIDED = pytest.StashKey["dict[Path, set[Row]]"]()  # what `assign` returned to this session
 _ROW = re.compile(
     r"^\| (`.*?`)(?:, (\d+) of (\d+)( in the matrix)?|, first (\d+))? \| (\w+) \| (.+) \|$"
@@ -65,7 +68,7 @@ def parse(text: str) -> tuple[Row, ...]:
         if not line.startswith("| `"):
             continue
         match = _ROW.match(line)
-        if match is None or match[6] not in TIERS:
+        if match is None or match[6] not in (*TIERS, ENGINES):
             raise ValueError(f"not | `tests` | {' or '.join(TIERS)} | why |: {line}")
         patterns = tuple(re.findall(r"`([^`]+)`", match[1]))
         turn, of, first = (int(count) if count else None for count in match.group(2, 3, 5))

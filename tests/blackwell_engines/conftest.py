@@ -27,7 +27,8 @@ LAUNCHES = ("backend", "arch", "max_seqlen_q", "max_kv_len", "out", "config")  #
 
 
 def _attention(rounded: Callable, operator: Any, fields_of: Callable, calls: list) -> Callable:
-    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> None:
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Any:
+        return_lse = options.pop("return_lse", False)
         operator.arguments(fields_of(q, k, v, dict(options))).check()
         calls.append(operator.name)
         out, window = options["out"], options.pop("window", None)
@@ -36,8 +37,11 @@ def _attention(rounded: Callable, operator: Any, fields_of: Callable, calls: lis
             if value is not None and name not in LAUNCHES
         }  # fmt: skip
         if window is not None:
-            options["window"] = (window, None) if operator is ATTENTION else window
-        out.copy_(rounded(q, k, v, **options).o)
+            sides = (window, None) if isinstance(window, int) else window
+            options["window"] = sides if operator is ATTENTION else window
+        found = rounded(q, k, v, **options)
+        out.copy_(found.o)
+        return (out, found.lse.float()) if return_lse else out
 
     return call
 
@@ -64,13 +68,28 @@ def _gather(calls: list) -> Callable:
     return call
 
 
+def _merge(calls: list) -> Callable:
+    def call(parts: list, sinks: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        calls.append("merge")
+        lses = [lse.double() for _, lse in parts]
+        total = torch.stack(lses if sinks is None else [*lses, sinks[:, None].expand_as(lses[0])])
+        lse = total.logsumexp(0)
+        o = sum(
+            o.double().nan_to_num() * (part - lse).exp().T[..., None]
+            for (o, _), part in zip(parts, lses, strict=True)
+        )
+        return o.to(parts[0][0].dtype), lse.float()
+
+    return call
+
+
 @pytest.fixture
 def engines_by_definition(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Replace kernels below the engines' adaptors by definitions. Returns the names of the
     launches.
     """
     from blackwell_engines.engines import attend
-    from blackwell_engines.vllm import cache
+    from blackwell_engines.vllm import cache, context
 
     calls: list[str] = []
     sides = (
@@ -82,6 +101,7 @@ def engines_by_definition(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setattr(attend, name, made)
     monkeypatch.setattr(attend, "gather_pages", _gather(calls))
     monkeypatch.setattr(cache, "append_pages", _append(calls))
+    monkeypatch.setattr(context, "merge", _merge(calls))
     return calls
 
 

@@ -33,7 +33,7 @@ class LayerShape:
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
-    scales: tuple[float, float] = (1.0, 1.0)
+    scales: tuple[Any, Any] = (1.0, 1.0)  # of K and V, numbers or tuples with one for each KV head
 
     @property
     def sink_logits(self) -> torch.Tensor | None:
@@ -91,21 +91,27 @@ class Request:
         sizes = [shape.q_heads, shape.kv_heads, shape.kv_heads]
         self.q, self.k, self.v = rows.to(shape.dtype).split(sizes, 1)
 
-    def judge(self, out: torch.Tensor, first: int, windowed: bool = True) -> None:
+    def judge(
+        self, out: torch.Tensor, first: int, windowed: bool = True, causal: bool = True
+    ) -> None:
         """Compare O of the tokens from `first` on with the definition, within the kernel's
-        rounding.
+        rounding. A window that is not causal has two equal sides.
         """
         shape, end = self.shape, first + len(out)
         k, v = self.k[:end], self.v[:end]
+        window = shape.window if windowed else None
         options = {
-            "causal": True, "softcap": shape.softcap or 0.0,
-            "window": (shape.window if windowed else None, None),
+            "causal": causal, "softcap": shape.softcap or 0.0,
+            "window": (window, None if causal else window),
             "sinks": None if shape.sink_logits is None else shape.sink_logits.float(),
         }  # fmt: skip
         if shape.kv_dtype is not None:
-            scales = [torch.tensor([scale]) for scale in shape.scales]
+            scales = [torch.tensor(scale).view(-1) for scale in shape.scales]
             options |= {"k_scale": scales[0], "v_scale": scales[1]}
-            k, v = ((x.float() / s).to(shape.kv_dtype) for x, s in zip((k, v), scales, strict=True))
+            k, v = (
+                (x.float() / s[:, None]).to(shape.kv_dtype)
+                for x, s in zip((k, v), scales, strict=True)
+            )
         given = self.q[None, first:end], k[None], v[None]
         exact, near = (f(*given, **options).o[0] for f in (definition, rounded))
         report = compare_output(out, exact, near, shape.dtype)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -50,6 +52,34 @@ def test_names_of_kernels(listed):
     assert {type(key.config).__name__ for key in wide} == {"AttentionConfig"}
 
 
+def test_names_of_kernels_of_other_layers(listed):
+    """Blocks of drafts of every length, windows with two sides, encoders, ranks that share keys."""
+    layer, sizes = layer_of(LayerShape(window=3)), sizes_of(LayerShape(), 100)
+    blocks = [
+        key.config
+        for key in warm.warmup(replace(layer, causal=False), replace(sizes, drafts=5), "sm_90a")
+    ]
+    few = {c.q_tokens for c in blocks if type(c).__name__ == "DecodeConfig"}
+    many = [c for c in blocks if type(c).__name__ == "AttentionConfig"]
+    assert few == {1, 2, 3, 4}  # a longer one ends before its window does
+    assert not any(
+        c.causal for c in blocks if type(c).__name__ == "DecodeConfig" and c.q_tokens > 1
+    )
+    assert {c.varlen_q for c in many} == {True, False}
+    assert all(c.left and c.right for c in many)
+
+    encoder = replace(layer_of(LayerShape()), causal=False)
+    given = {"written": False, "own_keys": True, "paged": False}
+    kinds = {type(k.config).__name__ for k in warm.warmup(encoder, sizes, "sm_90a", **given)}
+    assert kinds == {"AttentionConfig"}
+
+    shared = warm.warmup(layer_of(LayerShape(sinks=True)), replace(sizes, ranks=2), "sm_90a")
+    merged = [k.config for k in shared if type(k.config).__name__ == "MergeConfig"]
+    assert [(c.sinks, c.capacity, c.lanes) for c in merged] == [(True, 4, 1)]
+    read = [k.config for k in shared if type(k.config).__name__ == "AttentionConfig"]
+    assert {(c.group, c.right, c.sinks) for c in read} == {(4, False, False), (2, True, False)}
+
+
 @pytest.mark.parametrize("name", ["plain", "fp8", "gpt-oss", "head-dim-96"])
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_90a"])
 def test_vllm_compiles_nothing_then(name, arch, monkeypatch):
@@ -58,6 +88,18 @@ def test_vllm_compiles_nothing_then(name, arch, monkeypatch):
     monkeypatch.setattr(kernel_compile, "_make", None)
     with emulation(arch=arch), imported(vllm) as plugin:
         vllm_driver.serve(vllm.Engine(plugin, shape))
+
+
+@pytest.mark.parametrize(("arch", "window"), [("sm_90a", 9), ("sm_100a", None), ("sm_90a", 1)])
+def test_vllm_compiles_nothing_for_drafts(arch, window, monkeypatch):
+    """Drafts of any length, and blocks of them, in which tokens see one another."""
+    shape = LayerShape(window=window)
+    sizes = replace(sizes_of(shape, vllm.WIDTH * PAGE), drafts=2)
+    for causal in (True, False):
+        warm.warmup(replace(layer_of(shape), causal=causal), sizes, arch)
+    monkeypatch.setattr(kernel_compile, "_make", None)
+    with emulation(arch=arch), imported(vllm) as plugin:
+        vllm_driver.drafts(vllm.Engine(plugin, shape, drafts=2))
 
 
 @pytest.mark.parametrize(("page_size", "arch"), [(1, "sm_90a"), (16, "sm_100a")])

@@ -5,7 +5,7 @@ as the engine does.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum, auto
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,6 +18,7 @@ from tests.blackwell_engines.requests import LayerShape, Request, packed
 
 BACKENDS: dict[str, Any] = {}
 CHOICES = ["triton"]
+HOOKS: list[Any] = []
 
 
 class AttentionBackend:
@@ -34,14 +35,23 @@ class ForwardMode(IntEnum):
     DECODE = auto()
     MIXED = auto()
     TARGET_VERIFY = auto()
+    DRAFT_EXTEND_V2 = auto()
+    DLLM_EXTEND = auto()
 
     def is_decode(self) -> bool:
         return self is ForwardMode.DECODE
 
     is_decode_or_idle = is_decode
 
-    def is_context_parallel_extend(self) -> bool:
-        return self in (ForwardMode.EXTEND, ForwardMode.MIXED)
+    def is_draft_extend_v2(self) -> bool:
+        return self is ForwardMode.DRAFT_EXTEND_V2
+
+    def is_context_parallel_extend(self, include_draft_extend_v2: bool = False) -> bool:
+        drafts = include_draft_extend_v2 and self is ForwardMode.DRAFT_EXTEND_V2
+        return drafts or self in (ForwardMode.EXTEND, ForwardMode.MIXED)
+
+    def is_target_verify(self) -> bool:
+        return self is ForwardMode.TARGET_VERIFY
 
 
 @dataclass
@@ -88,17 +98,24 @@ class Pool:
             buffer.view(whole)[slots] = x.to(buffer.dtype).view(whole)
 
 
-def layer_of(shape: LayerShape, layer_id: int = 0, **changes: Any) -> SimpleNamespace:
+class Layer(SimpleNamespace):
+    """Hashed by identity, as a module is."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+    __eq__ = object.__eq__
+
+
+def layer_of(shape: LayerShape, layer_id: int = 0, **changes: Any) -> Layer:
     """The fields of a `RadixAttention` that the plugin reads."""
     window = shape.window if layer_id == 0 or shape.window is not None else None
-    return SimpleNamespace(**{
+    return Layer(**{
         "layer_id": layer_id, "tp_q_head_num": shape.q_heads, "tp_k_head_num": shape.kv_heads,
         "qk_head_dim": shape.head_dim, "v_head_dim": shape.head_dim,
         "scaling": shape.head_dim**-0.5, "logit_cap": shape.softcap or 0.0,
         "logit_capping_method": "tanh", "sliding_window_size": -1 if window is None else window,
         "is_cross_attention": False, "attn_type": SimpleNamespace(value="decoder"),
-        "xai_temperature_len": -1, "k_scale_float": shape.scales[0],
-        "v_scale_float": shape.scales[1],
+        "xai_temperature_len": -1, "use_irope": False, "k_scale": None, "v_scale": None,
+        "k_scale_float": shape.scales[0], "v_scale_float": shape.scales[1],
     } | changes)  # fmt: skip
 
 
@@ -108,13 +125,33 @@ def modules() -> dict[str, ModuleType]:
     def register_attention_backend(name: str) -> Any:
         return lambda made: BACKENDS.setdefault(name, made)
 
+    def register_resolution_hook(name: str) -> Any:
+        return lambda hook: HOOKS.append((name, hook))
+
+    def declare_resolution(server_args: Any, source: str, **fields: Any) -> None:
+        server_args.declared.append(fields)
+
+    class HookRegistry:
+        register = staticmethod(lambda *hook: HOOKS.append(hook))
+
     contents = {
+        "plugins.hook_registry": {
+            "HookRegistry": HookRegistry,
+            "HookType": SimpleNamespace(AROUND="around"),
+        },
+        "arg_groups.resolution_hooks": {"register_resolution_hook": register_resolution_hook},
+        "arg_groups.overrides": {"declare_resolution": declare_resolution},
+        "arg_groups.model_override_base": {
+            "model_config_of": lambda server_args: server_args.model_config,
+            "resolved_view": lambda server_args: SimpleNamespace(**server_args.fields()),
+        },
         "layers.attention.base_attn_backend": {"AttentionBackend": AttentionBackend},
         "layers.attention.attention_registry": {
             "register_attention_backend": register_attention_backend
         },
         "mem_cache.memory_pool": {"KVWriteLoc": KVWriteLoc},
-        "arg_groups.choices": {"ATTENTION_BACKEND_CHOICES": CHOICES},
+        "arg_groups.choices": {"ATTENTION_BACKEND_CHOICES": CHOICES, "QUANTIZATION_CHOICES": []},
+        "layers.quantization": {"QUANTIZATION_METHODS": {}},
     }
     found = {"sglang": ModuleType("sglang"), "sglang.srt": ModuleType("sglang.srt")}
     for path, names in contents.items():
@@ -137,7 +174,9 @@ ROWS, POSITIONS, SLOTS, WINDOWED = 5, 128, 256, 128
 
 
 class Engine:
-    """Driver. windowed: adds a second layer, which has a window and its own pool."""
+    """Driver. windowed: adds a second layer, which has a window and its own pool. chunk: layers
+    with `use_irope` see so many positions.
+    """
 
     def __init__(
         self,
@@ -146,10 +185,11 @@ class Engine:
         *,
         page_size: int = 1,
         windowed: bool = False,
+        chunk: int | None = None,
         device: str = "cpu",
     ) -> None:
         self.shape, self.page_size, self.windowed = shape, page_size, windowed
-        self.device = device
+        self.chunk, self.device = chunk, device
         self.pool = Pool(shape, SLOTS, WINDOWED if windowed else 0, device)
         self.req_to_token = torch.zeros((ROWS, POSITIONS), dtype=torch.int32, device=device)
         pick = random.Random(page_size)
@@ -163,7 +203,7 @@ class Engine:
             req_to_token_pool=SimpleNamespace(req_to_token=self.req_to_token),
             kv_cache_dtype=shape.kv_dtype or shape.dtype, dtype=shape.dtype,
             model_config=SimpleNamespace(head_dim=shape.head_dim),
-            kv_index_translator=SimpleNamespace(is_translating=False),
+            kv_index_translator=SimpleNamespace(is_translating=False), attention_chunk_size=chunk,
         )  # fmt: skip
         self.backend = plugin.BlackwellKernelsBackend(self.runner)
         whole = LayerShape(**{**vars(shape), "window": None})
@@ -206,28 +246,42 @@ class Engine:
                 page = int(self.req_to_token[request.name, position - 1]) + 1 - position % size
             self.req_to_token[request.name, position] = page + position % size
 
-    def forward_batch(self, plan: dict[int, int], mode: ForwardMode) -> SimpleNamespace:
+    def forward_batch(
+        self, plan: dict[int, int], mode: ForwardMode, spec_info: Any = None
+    ) -> SimpleNamespace:
         """Build a batch with the fields that the plugin reads."""
         order, new = [self.requests[name] for name in plan], [*plan.values()]
         for request, count in zip(order, new, strict=True):
             self._allocate(request, count)
         done = torch.tensor([request.done for request in order])
-        lengths = done + torch.tensor(new)
+        lengths = done if mode.is_target_verify() else done + torch.tensor(new)
         slots = torch.cat([
             self.req_to_token[r.name, r.done : r.done + n].long()
             for r, n in zip(order, new, strict=True)
         ])  # fmt: skip
         return SimpleNamespace(
-            forward_mode=mode, batch_size=len(order), spec_info=None, out_cache_loc=slots,
+            forward_mode=mode, batch_size=len(order), spec_info=spec_info, out_cache_loc=slots,
             req_pool_indices=torch.tensor([r.name for r in order], device=self.device),
             seq_lens=lengths.to(self.device), seq_lens_cpu=lengths,
             extend_seq_lens=torch.tensor(new, device=self.device),
-            extend_seq_lens_cpu=None if mode.is_decode() else new,
+            extend_seq_lens_cpu=None if mode.is_decode() else new, encoder_lens=None,
         )  # fmt: skip
 
-    def step(self, plan: dict[int, int], *, mode: str = "EXTEND", graph: bool = False) -> None:
-        """Run a step, and judge every new token of every layer."""
-        batch = self.forward_batch(plan, ForwardMode[mode])
+    def step(
+        self,
+        plan: dict[int, int],
+        *,
+        mode: str = "EXTEND",
+        graph: bool = False,
+        spec_info: Any = None,
+        ancestors: list[list[int]] | None = None,
+    ) -> None:
+        """Run a step, and judge every new token of every layer.
+
+        ancestors: of each request's drafts, the numbers of those that it sees, itself last; then no
+            draft is accepted.
+        """
+        batch = self.forward_batch(plan, ForwardMode[mode], spec_info)
         if graph:
             self.backend.init_forward_metadata_out_graph(batch)
             self.backend.init_forward_metadata_in_graph(batch)
@@ -244,16 +298,37 @@ class Engine:
             logits = self.shape.sink_logits
             sinks = {} if logits is None else {"sinks": logits.to(self.device)}
             out = self.backend.forward(q.flatten(1), k, v, layer, batch, **sinks)
-            first, whole = 0, self.windowed and layer.layer_id == 0
+            first = 0
             for request, part in zip(order, new, strict=True):
                 size = part.stop - part.start
                 heads = out[first : first + size].unflatten(1, (self.shape.q_heads, -1))
-                request.judge(heads.cpu(), part.start, windowed=not whole)
+                self._judge(request, layer, heads.cpu(), part, ancestors)
                 first += size
         for request, part in zip(order, new, strict=True):
-            request.done = part.stop
+            request.done = part.start if ancestors else part.stop
             if self.windowed:
                 self._give_back(request)
+
+    def _judge(
+        self, request: Request, layer: Any, heads: torch.Tensor, new: slice,
+        ancestors: list[list[int]] | None,
+    ) -> None:  # fmt: skip
+        windowed = not (self.windowed and layer.layer_id == 0)
+        causal = layer.attn_type.value == "decoder"
+        if ancestors:
+            for draft, seen in enumerate(ancestors):
+                rows = [*range(new.start), *(new.start + n for n in seen)]
+                alone = replace(request)
+                alone.q, alone.k, alone.v = (getattr(request, x)[rows] for x in "qkv")
+                alone.judge(heads[draft : draft + 1], len(rows) - 1, windowed=windowed)
+        elif layer.use_irope and self.chunk:
+            for position in range(new.start, new.stop):
+                begin = position // self.chunk * self.chunk
+                alone, row = replace(request), position - new.start
+                alone.q, alone.k, alone.v = (getattr(request, x)[begin:] for x in "qkv")
+                alone.judge(heads[row : row + 1], position - begin, windowed=False)
+        else:
+            request.judge(heads, new.start, windowed=windowed, causal=causal)
 
     def _give_back(self, request: Request) -> None:
         """Free slots that no window will see again: they become NaN, and the mapping drops them."""

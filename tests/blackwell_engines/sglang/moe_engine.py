@@ -133,19 +133,12 @@ def runner_config(**given: Any) -> SimpleNamespace:
     return SimpleNamespace(**{**fields, **given})
 
 
-def registries() -> dict[str, dict[str, Any]]:
-    """What the plugin needs to be known by name, by module."""
-    return {
-        "sglang.srt.arg_groups.choices": {"QUANTIZATION_CHOICES": CHOICES},
-        "sglang.srt.layers.quantization": {"QUANTIZATION_METHODS": METHODS},
-    }
-
-
 def modules() -> dict[str, ModuleType]:
     """Map the names under which the plugin imports modules to stand-ins."""
     moe, quantization = "sglang.srt.layers.moe", "sglang.srt.layers.quantization"
     contents: dict[str, dict[str, Any]] = {
-        **registries(),
+        "sglang.srt.arg_groups.choices": {"QUANTIZATION_CHOICES": CHOICES},
+        quantization: {"QUANTIZATION_METHODS": METHODS},
         moe: {"get_moe_a2a_backend": lambda: A2A},
         f"{moe}.fused_moe_triton": {"FusedMoE": FusedMoE},
         f"{moe}.token_dispatcher": {"StandardCombineInput": StandardCombineInput},

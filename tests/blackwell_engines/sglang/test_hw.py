@@ -11,6 +11,13 @@ import torch
 from tests.blackwell_engines.requests import next_tokens, replay_captured
 from tests.blackwell_engines.sglang.engine import Engine, ForwardMode
 from tests.blackwell_engines.sglang.test_driver import SHAPES, serve
+from tests.blackwell_engines.sglang.test_kinds import (
+    ANCESTORS,
+    advance_in_chunks,
+    prepared,
+    tree,
+    verify,
+)
 
 pytestmark = [pytest.mark.hw, pytest.mark.usefixtures("poisoned_outputs")]
 
@@ -24,6 +31,22 @@ def test_steps(name, page_size, plugin):
 @pytest.mark.parametrize("page_size", [1, 8])
 def test_a_pool_of_its_own_for_layers_with_a_window(page_size, plugin):
     serve(Engine(plugin, SHAPES["gpt-oss"], page_size=page_size, windowed=True, device="cuda"))
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_drafts(page_size, plugin):
+    engine = prepared(Engine(plugin, SHAPES["plain"], page_size=page_size, device="cuda"))
+    if page_size == 1:
+        drafts = tree([20, 17], True)
+        drafts.custom_mask = drafts.custom_mask.cuda()
+        engine.step({1: 6, 2: 6}, mode="TARGET_VERIFY", spec_info=drafts, ancestors=ANCESTORS)
+    verify(engine, 4)
+
+
+@pytest.mark.parametrize("page_size", [1, 8])
+def test_chunks_of_positions(page_size, plugin):
+    engine = Engine(plugin, SHAPES["plain"], page_size=page_size, chunk=8, device="cuda")
+    advance_in_chunks(engine)
 
 
 @pytest.mark.parametrize("page_size", [1, 16])

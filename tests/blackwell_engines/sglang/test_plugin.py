@@ -14,7 +14,14 @@ import blackwell_engines.sglang
 from blackwell_engines.sglang.pool import keys_of, page_table, pages_of
 from kernelkit.call.launch import emulation
 from tests.blackwell_engines.requests import LayerShape
-from tests.blackwell_engines.sglang.engine import BACKENDS, CHOICES, Engine, ForwardMode, layer_of
+from tests.blackwell_engines.sglang.engine import (
+    BACKENDS,
+    CHOICES,
+    HOOKS,
+    Engine,
+    ForwardMode,
+    layer_of,
+)
 
 E4M3 = torch.float8_e4m3fn
 
@@ -27,6 +34,13 @@ def test_the_entry_point_registers_once(plugin):
     for _ in range(2):
         blackwell_engines.sglang.register()
     assert CHOICES.count(blackwell_engines.sglang.NAME) == 1
+    steps, drafts = HOOKS
+    assert steps == ("handle_model_specific_adjustments", blackwell_engines.sglang.pass_lists)
+    assert drafts == (
+        blackwell_engines.sglang.DRAFTS,
+        blackwell_engines.sglang.with_drafts,
+        "around",
+    )
     engine = Engine(plugin, LayerShape())
     made = BACKENDS[blackwell_engines.sglang.NAME](engine.runner)
     assert type(made) is plugin.BlackwellKernelsBackend
@@ -89,7 +103,10 @@ def test_a_unified_pool_is_refused(plugin):
     ("changes", "match"),
     [
         ({"is_cross_attention": True}, "kind cross-attention"),
-        ({"attn_type": SimpleNamespace(value="encoder_only")}, "kind encoder_only"),
+        (
+            {"attn_type": SimpleNamespace(value="decoder_bidirectional")},
+            "kind decoder_bidirectional",
+        ),
         ({"xai_temperature_len": 7}, "xai_temperature_len 7"),
         ({"logit_cap": 30.0, "logit_capping_method": "rsqrt"}, "logit_capping_method 'rsqrt'"),
     ],
@@ -119,22 +136,135 @@ def test_an_fp8_layer_without_scales_is_named(plugin, engines_by_definition):
         engine.step({1: 8})
 
 
-def test_batches_that_are_refused(plugin):
+@pytest.mark.parametrize(
+    ("mode", "changes", "match"),
+    [
+        ("DLLM_EXTEND", {}, "a batch of"),
+        ("DECODE", {"seq_lens_cpu": None}, "a batch without seq_lens_cpu"),
+        ("EXTEND", {"extend_seq_lens_cpu": None}, "a batch without extend_seq_lens_cpu"),
+        ("DECODE", {"spec_info": SimpleNamespace()}, "steps of a draft model"),
+        ("EXTEND", {"encoder_lens": torch.tensor([3])}, "a batch with encoder_lens"),
+        ("TARGET_VERIFY", {"spec_info": SimpleNamespace(draft_token_num=1)}, "branches of drafts"),
+        (
+            "TARGET_VERIFY",
+            {"spec_info": SimpleNamespace(ragged_verify_layout=1)},
+            "drafts of unequal number",
+        ),
+    ],
+)
+def test_batches_that_are_refused(mode, changes, match, plugin):
+    engine = Engine(plugin, LayerShape(), page_size=2)
+    engine.admit(1, 9)
+    batch = engine.forward_batch({1: 1}, ForwardMode[mode])
+    vars(batch).update(changes)
+    with pytest.raises(NotImplementedError, match=match):
+        engine.backend.init_forward_metadata(batch)
+
+
+@pytest.mark.parametrize(
+    ("mode", "spec_info", "match"),
+    [
+        ("EXTEND", None, "a graph of"),
+        ("DECODE", SimpleNamespace(), "steps of a draft model"),
+        ("TARGET_VERIFY", SimpleNamespace(draft_token_num=2), "a graph of branches"),
+        ("TARGET_VERIFY", SimpleNamespace(draft_token_num=9, topk=1), "a graph of 9 drafts"),
+    ],
+)
+def test_graphs_that_are_refused(mode, spec_info, match, plugin):
+    engine = Engine(plugin, LayerShape())
+    engine.admit(1, 12)
+    engine.backend.init_cuda_graph_state(4, 36)
+    batch = engine.forward_batch({1: 9}, ForwardMode[mode], spec_info)
+    with pytest.raises(NotImplementedError, match=match):
+        engine.backend.init_forward_metadata_out_graph(batch)
+
+
+def test_an_option_that_is_refused(plugin):
     engine = Engine(plugin, LayerShape())
     engine.admit(1, 9)
-    batch = engine.forward_batch({1: 1}, ForwardMode.TARGET_VERIFY)
-    with pytest.raises(NotImplementedError, match="a batch of"):
-        engine.backend.init_forward_metadata(batch)
-    with pytest.raises(NotImplementedError, match="a graph of"):
-        engine.backend.init_forward_metadata_out_graph(batch)
-    batch.forward_mode, batch.seq_lens_cpu = ForwardMode.DECODE, None
-    with pytest.raises(NotImplementedError, match="a batch without seq_lens_cpu"):
-        engine.backend.init_forward_metadata(batch)
-    batch.seq_lens_cpu = torch.tensor([1])
+    batch = engine.forward_batch({1: 1}, ForwardMode.DECODE)
     engine.backend.init_forward_metadata(batch)
     q = torch.zeros(1, 256).bfloat16()
     with pytest.raises(NotImplementedError, match="k_rope: attention supports"):
         engine.backend.forward_decode(q, None, None, engine.layers[0], batch, k_rope=q)
+
+
+class Arguments(SimpleNamespace):
+    """The part of `ServerArgs` that `pass_lists` asks for: fields, as declarations change them."""
+
+    def fields(self) -> dict[str, str]:
+        found = {
+            "attention_backend": "triton", "prefill_attention_backend": None,
+            "decode_attention_backend": None, "model_path": "a/model", **self.given,
+        }  # fmt: skip
+        for fields in self.declared:
+            found |= fields
+        return found
+
+
+@pytest.mark.parametrize(
+    ("given", "architecture", "seen"),
+    [
+        ({"attention_backend": "blackwell_kernels"}, "GptOssForCausalLM", "triton"),
+        ({"attention_backend": "blackwell_kernels"}, "LlamaForCausalLM", "blackwell_kernels"),
+        ({"attention_backend": "fa3"}, "GptOssForCausalLM", "fa3"),
+        (
+            {"attention_backend": "blackwell_kernels", "model_path": "instance://10.0.0.1"},
+            "GptOssForCausalLM",
+            "blackwell_kernels",
+        ),
+        (
+            {"attention_backend": "fa3", "decode_attention_backend": "blackwell_kernels"},
+            "GptOssForCausalLM",
+            "fa3",
+        ),
+    ],
+)
+def test_lists_of_backends_are_passed(given, architecture, seen, plugin):
+    """SGLang's list for a model finds a backend that it names, and only that step does."""
+    config = SimpleNamespace(hf_config=SimpleNamespace(architectures=[architecture]))
+    arguments = Arguments(given=given, declared=[], model_config=config)
+    found: list[dict[str, str]] = []
+    before = arguments.fields()
+    blackwell_engines.sglang.pass_lists(arguments, lambda args: found.append(args.fields()))
+    assert found[0]["attention_backend"] == seen
+    assert arguments.fields() == before
+    if "decode_attention_backend" in given:
+        assert found[0]["decode_attention_backend"] == "triton"
+
+
+def test_models_find_the_pools_in_the_backend(plugin):
+    """SGLang's models read them there, to write keys with their own kernels."""
+    engine = Engine(plugin, LayerShape())
+    assert engine.backend.token_to_kv_pool is engine.pool
+    assert engine.backend.req_to_token_pool.req_to_token is engine.req_to_token
+
+
+def test_scales_of_a_file(plugin, engines_by_definition):
+    """--quantization-param-path sets a number where a checkpoint sets a tensor, and no float."""
+    shape = LayerShape(head_dim=128, kv_dtype=E4M3, scales=(0.5, 0.25))
+    engine = Engine(plugin, shape, page_size=16)
+    given = {"k_scale": 0.5, "v_scale": 0.25, "k_scale_float": None, "v_scale_float": None}
+    engine.layers = [layer_of(shape, **given)]
+    engine.admit(1, 30)
+    engine.step({1: 20})
+    engine.step({1: 1}, mode="DECODE")
+
+
+def test_new_weights_in_place(plugin, engines_by_definition):
+    """Sinks and scales that an engine loads again are those of the next step."""
+    shape = LayerShape(sinks=True)
+    engine = Engine(plugin, shape)
+    engine.admit(1, 9)
+    batch = engine.forward_batch({1: 8}, ForwardMode.EXTEND)
+    engine.backend.init_forward_metadata(batch)
+    request, sinks = engine.requests[1], torch.full((4,), -9.0).bfloat16()
+    given = (request.q[:8].flatten(1), request.k[:8], request.v[:8], engine.layers[0], batch)
+    before = engine.backend.forward(*given, sinks=sinks)
+    sinks.copy_(shape.sink_logits)
+    out = engine.backend.forward(*given, sinks=sinks)
+    assert not torch.equal(before, out)
+    request.judge(out.unflatten(1, (4, -1)), 0)
 
 
 def test_buffers_that_are_refused():

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, EnumMeta
 from types import ModuleType, SimpleNamespace
@@ -13,7 +14,9 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from blackwell_engines.engines.step import Step
 from tests.blackwell_engines.requests import NOWHERE, LayerShape, Request, packed
+from tests.blackwell_engines.vllm import moe_engine
 
 # ---- Stand-ins for vLLM 0.33.0, in a few lines: base classes, metadata, the registry
 
@@ -31,16 +34,23 @@ class AttentionBackend:
 
 
 class AttentionCGSupport(Enum):
+    NEVER = 0
     UNIFORM_BATCH = 2
 
 
 class AttentionType(str, Enum):
     DECODER = "decoder"
+    ENCODER = "encoder"
     ENCODER_ONLY = "encoder_only"
+    ENCODER_DECODER = "encoder_decoder"
+
+
+class EncoderOnlyAttentionSpec(SimpleNamespace):
+    pass
 
 
 class AttentionImpl(Generic[T]):
-    pass
+    dcp_world_size = 1
 
 
 class AttentionMetadataBuilder(Generic[T]):
@@ -71,6 +81,7 @@ class CommonAttentionMetadata:
     block_table_tensor: torch.Tensor
     slot_mapping: torch.Tensor
     causal: Any = True
+    seq_lens_cpu_upper_bound: torch.Tensor | None = None
 
 
 class _Named(EnumMeta):
@@ -84,6 +95,20 @@ class AttentionBackendEnum(Enum, metaclass=_Named):
     FLASH_ATTN = "flash"
 
 
+RANKS = SimpleNamespace(count=1, own=0, group=None)  # those that share keys
+
+
+def config_of(drafts: int = 0, fast_prefill: bool = False) -> SimpleNamespace:
+    """A `VllmConfig`, the parts that the plugin reads."""
+    cache = SimpleNamespace(kv_sharing_fast_prefill=fast_prefill)
+    return SimpleNamespace(
+        drafts=drafts,
+        cache_config=cache,
+        parallel_config=SimpleNamespace(cp_kv_cache_interleave_size=1),
+        scheduler_config=SimpleNamespace(max_num_seqs=8),
+    )
+
+
 def register_backend(name: str, path: str) -> None:
     """Register a backend under a new name."""
     AttentionBackendEnum.register(name, path)
@@ -91,16 +116,34 @@ def register_backend(name: str, path: str) -> None:
 
 def modules() -> dict[str, ModuleType]:
     """Map the names under which the plugin imports modules to stand-ins."""
-    names = ("vllm", "vllm.v1", "vllm.v1.attention", "vllm.v1.attention.backends")
+    names = (
+        "vllm",
+        "vllm.distributed",
+        "vllm.v1",
+        "vllm.v1.attention",
+        "vllm.v1.attention.backends",
+    )
     found = {name: ModuleType(name) for name in names}
     backend = ModuleType("vllm.v1.attention.backend")
     for kind in (AttentionBackend, AttentionCGSupport, AttentionImpl, AttentionMetadataBuilder,
                  AttentionType, CommonAttentionMetadata):  # fmt: skip
         setattr(backend, kind.__name__, kind)
+    config = ModuleType("vllm.config")
+    config.get_current_vllm_config_or_none = lambda: None
+    state = ModuleType("vllm.distributed.parallel_state")
+    state.get_dcp_group = lambda: RANKS.group
+    state.get_dcp_world_size_and_rank = lambda sharded: (RANKS.count, RANKS.own)
+    ops = ModuleType("vllm.v1.attention.ops")
+    ops.dcp = ModuleType("vllm.v1.attention.ops.dcp")
+    ops.dcp.cp_lse_ag_out_rs = lambda o, lse, group, return_lse: group.combine(o, lse)
+    specs = ModuleType("vllm.v1.kv_cache_interface")
+    specs.EncoderOnlyAttentionSpec = EncoderOnlyAttentionSpec
     registry = ModuleType("vllm.v1.attention.backends.registry")
     registry.AttentionBackendEnum = AttentionBackendEnum
     registry.register_backend = register_backend
-    return {**found, backend.__name__: backend, registry.__name__: registry}
+    for module in (backend, registry, config, specs, state, ops, ops.dcp):
+        found[module.__name__] = module
+    return {**moe_engine.modules(), **found}
 
 
 # ---- A driver that does what vLLM does with an attention backend, step by step, for one layer
@@ -118,19 +161,31 @@ STRIDES = {  # of [B, H, N, C], by layout in memory
 }
 
 
-def cache_of(shape: LayerShape, blocks: int, block_size: int, layout: str) -> torch.Tensor:
-    """[blocks, kv_heads, block_size, 2 head_dim] with this layout in memory, filled with NaN."""
+def cache_of(
+    shape: LayerShape, blocks: int, block_size: int, layout: str, padding: int = 0
+) -> torch.Tensor:
+    """[blocks, kv_heads, block_size, 2 head_dim] with this layout in memory, filled with NaN.
+    padding: elements between blocks, for a layout that has blocks outside."""
     sizes = (blocks, shape.kv_heads, block_size, 2 * shape.head_dim)
     order = STRIDES[layout]
     if shape.kv_dtype is not None:
         memory = torch.full([sizes[d] for d in order], 0x7F, dtype=torch.uint8)
     else:
         memory = torch.full([sizes[d] for d in order], math.nan, dtype=shape.dtype)
+    if padding:
+        blocks = memory.flatten(1)
+        wide = torch.cat((blocks, blocks.new_zeros(len(blocks), padding)), 1)
+        memory = wide[:, : blocks.shape[1]].unflatten(1, memory.shape[1:])
     return memory.permute([order.index(d) for d in range(4)])
 
 
 class Engine:
-    """Driver with one layer of `shape`. drafts: draft tokens that a decoding request may have."""
+    """Driver with one layer of `shape`.
+
+    drafts: draft tokens that a decoding request may have.
+    padding: elements between blocks.
+    builder: what vLLM derives from the plugin's builder, as `wrappers` has it.
+    """
 
     def __init__(
         self,
@@ -142,14 +197,19 @@ class Engine:
         layout: str = "LBNHC",
         drafts: int = 0,
         device: str = "cpu",
+        padding: int = 0,
+        builder: Callable[[type], type] = lambda builder: builder,
     ) -> None:
         self.shape, self.block_size, self.device = shape, block_size, device
         backend = plugin.BlackwellKernelsBackend
         dtype = "fp8" if shape.kv_dtype is not None else "auto"
-        self.cache = cache_of(shape, blocks, block_size, layout).to(device)
+        self.cache = cache_of(shape, blocks, block_size, layout, padding).to(device)
         self.free = random.Random(blocks).sample(range(blocks), blocks)
-        self.builder = backend.get_builder_cls()(
-            SimpleNamespace(block_size=block_size), ["layer"], SimpleNamespace(drafts=drafts), None
+        self.builder = builder(backend.get_builder_cls())(
+            SimpleNamespace(block_size=block_size, dcp_sharded=True),
+            ["layer"],
+            config_of(drafts),
+            None,
         )
         window = None if shape.window is None else shape.window + 1
         self.impl = backend.get_impl_cls()(
@@ -161,7 +221,8 @@ class Engine:
         self.layer = SimpleNamespace(
             _k_scale=torch.tensor(k_scale, device=device),
             _v_scale=torch.tensor(v_scale, device=device),
-            _k_scale_float=k_scale, _v_scale_float=v_scale,
+            _k_scale_float=torch.tensor(k_scale).max().item(),
+            _v_scale_float=torch.tensor(v_scale).max().item(),
         )  # fmt: skip
         self.requests: dict[int, Request] = {}
 
@@ -208,13 +269,21 @@ class Engine:
             max_seq_len=int(ends.max()),
             block_table_tensor=table.to(self.device),
             slot_mapping=torch.tensor(slots, device=self.device),
+            seq_lens_cpu_upper_bound=ends,
         ), order
 
-    def step(self, plan: dict[int, int], padded_requests: int = 0, beside: int = 3) -> None:
+    def step(
+        self,
+        plan: dict[int, int],
+        padded_requests: int = 0,
+        beside: int = 3,
+        causal: bool = True,
+    ) -> Step:
         """Run a step, and judge every new token. beside: rows of the model's tensors that belong to
         no token.
         """
         common, order = self.metadata(plan, padded_requests)
+        common.causal = causal
         rows = common.num_actual_tokens + beside
         new = [slice(r.done, r.done + n) for r, n in zip(order, plan.values(), strict=True)]
         q, k, v = (
@@ -231,5 +300,6 @@ class Engine:
         first = 0
         for request, part in zip(order, new, strict=True):
             size = part.stop - part.start
-            request.judge(out[first : first + size].cpu(), part.start)
+            request.judge(out[first : first + size].cpu(), part.start, causal=causal)
             request.done, first = part.stop, first + size
+        return step

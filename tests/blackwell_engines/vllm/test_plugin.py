@@ -4,6 +4,9 @@ device.
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 import sys
 from importlib.metadata import entry_points
 from types import SimpleNamespace
@@ -13,6 +16,7 @@ import torch
 
 import blackwell_engines.vllm
 from blackwell_engines.vllm.cache import pages_of
+from lab.house.source import ROOT
 from tests.blackwell_engines.requests import LayerShape
 from tests.blackwell_engines.vllm.engine import AttentionBackendEnum, Engine, cache_of
 
@@ -30,6 +34,48 @@ def test_the_entry_point_registers_once(plugin):
     module, _, name = path.rpartition(".")
     assert getattr(sys.modules[module], name) is plugin.BlackwellKernelsBackend
     assert plugin.BlackwellKernelsBackend.get_name() == blackwell_engines.vllm.NAME
+
+
+REGISTRY = """
+from enum import Enum
+
+
+class AttentionBackendEnum(Enum):
+    FLASH_ATTN = "flash"
+
+
+def register_backend(name, path):
+    member = object.__new__(AttentionBackendEnum)
+    member._name_, member._value_ = name, path
+    AttentionBackendEnum._member_map_[name] = member
+"""
+
+
+def test_the_name_is_unpickled_where_no_plugin_is_loaded(tmp_path):
+    """The engine's process unpickles vLLM's configuration before it loads plugins."""
+    registry = tmp_path / "vllm" / "v1" / "attention" / "backends" / "registry.py"
+    registry.parent.mkdir(parents=True)
+    registry.write_text(REGISTRY)
+    path = os.pathsep.join((str(tmp_path), str(ROOT)))
+
+    def run(words: str, given: bytes = b"") -> bytes:
+        command = [sys.executable, "-c", f"import pickle, sys; {words}"]
+        environ = os.environ | {"PYTHONPATH": path}
+        return subprocess.run(
+            command, input=given, capture_output=True, env=environ, check=True
+        ).stdout
+
+    pickled = run(
+        "from blackwell_engines.vllm import register; "
+        "sys.stdout.buffer.write(pickle.dumps(register()))"
+    )
+    said = run(
+        "member = pickle.load(sys.stdin.buffer); from vllm.v1.attention.backends import registry; "
+        "print(registry.AttentionBackendEnum[member.name] is member, member.name, member.value)",
+        pickled,
+    )
+    expected = f"True {blackwell_engines.vllm.NAME} {blackwell_engines.vllm.BACKEND}"
+    assert said.decode().strip() == expected
 
 
 def test_the_entry_point_is_declared(pyproject):
@@ -55,6 +101,7 @@ def test_the_entry_point_is_declared(pyproject):
         (128, BF16, "fp8", (8, 9), "K and V in e4m3 with mma.sync"),
         (128, BF16, "auto", (7, 5), "compute capability 7.5: supported are"),
         (128, BF16, "float16", (9, 0), "differ in dtype"),
+        (128, BF16, "fp8_e5m2", (9, 0), "kv_cache_dtype 'fp8_e5m2': .* read e4m3 alone"),
     ],
 )
 def test_combinations(head_size, dtype, cache, capability, reason, plugin):
@@ -62,14 +109,40 @@ def test_combinations(head_size, dtype, cache, capability, reason, plugin):
         head_size, dtype, cache, 16, False, True, False, False,
         SimpleNamespace(major=capability[0], minor=capability[1]),
     )  # fmt: skip
-    assert found is None if reason is None else reason in found
+    assert found is None if reason is None else re.search(reason, found)
+
+
+def test_what_vllm_may_ask_for(plugin):
+    backend, impl = plugin.BlackwellKernelsBackend, plugin.BlackwellKernelsImpl
+    kinds = ("decoder", "encoder", "encoder_only", "encoder_decoder", "another")
+    assert [backend.supports_attn_type(kind) for kind in kinds] == [True] * 4 + [False]
+    assert backend.supports_non_causal()
+    assert backend.supports_per_head_quant_scales()
+    assert not backend.supports_device_cpu_query_lens_mismatch()
+    assert impl.supports_dcp
+    assert impl.can_return_lse_for_decode
+
+
+def test_alibi_is_refused_before_layers_are_made(plugin, monkeypatch):
+    """vLLM names no slopes to its check of a configuration, but the model is known then."""
+    model = SimpleNamespace(uses_alibi=True)
+    config = SimpleNamespace(model_config=model)
+    monkeypatch.setattr(plugin, "get_current_vllm_config_or_none", lambda: config)
+    given = (64, BF16, "auto", 16, False, False, False, False, SimpleNamespace(major=9, minor=0))
+    assert "ALiBi" in plugin.BlackwellKernelsBackend.supports_combination(*given)
+    model.uses_alibi = False
+    assert plugin.BlackwellKernelsBackend.supports_combination(*given) is None
 
 
 @pytest.mark.parametrize(
     ("changes", "error", "match"),
     [
-        ({"alibi_slopes": [1.0]}, NotImplementedError, "alibi_slopes"),
-        ({"attn_type": "encoder_only"}, NotImplementedError, "attn_type encoder_only"),
+        ({"alibi_slopes": [1.0]}, NotImplementedError, "ALiBi: .* TRITON_ATTN"),
+        (
+            {"attn_type": "encoder_decoder", "sliding_window": 9},
+            NotImplementedError,
+            "sliding_window 9 over keys of an encoder",
+        ),
         ({"kv_cache_dtype": "int8_per_token_head"}, NotImplementedError, "kv_cache_dtype 'int8"),
         ({"sinks": torch.zeros(3)}, ValueError, r"sinks \(3,\), expected one for each of 4"),
     ],
@@ -83,8 +156,8 @@ def test_steps_that_are_refused(plugin):
     engine = Engine(plugin, LayerShape())
     engine.admit(1, 10)
     common, _ = engine.metadata({1: 5})
-    common.causal = False
-    with pytest.raises(NotImplementedError, match="causal False"):
+    common.causal = torch.ones(1, dtype=torch.int32)
+    with pytest.raises(NotImplementedError, match="causal is a tensor: the host"):
         engine.builder.build(0, common)
     out = torch.zeros(5, 4, 64).bfloat16()
     with pytest.raises(NotImplementedError, match="output_scale"):

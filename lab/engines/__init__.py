@@ -1,0 +1,1 @@
+"""The real vLLM and SGLang on the CPU, with the kernels of this repository in the emulator."""

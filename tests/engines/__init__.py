@@ -1,0 +1,1 @@
+"""Tests of the real engines on our adapters (`make engines`)."""
