@@ -114,8 +114,12 @@ class StoredExperts:
         scheme = self.scheme
 
         def weight(matrix: str) -> CheckpointWeight:
-            names = (scheme.data, scheme.scales, scheme.encode, scheme.decode)
-            return CheckpointWeight(*(tensors[f"{matrix}_{n}"] if n else None for n in names))
+            encode, decode = (
+                tensors[f"{matrix}_{name}"] if name else None
+                for name in (scheme.encode, scheme.decode)
+            )
+            data, scales = (tensors[f"{matrix}_{n}"] for n in (scheme.data, scheme.scales))
+            return CheckpointWeight(data, scales, encode, decode)
 
         biases = None
         if self.bias:
@@ -137,7 +141,7 @@ class StoredExperts:
         for name, parameter in self.parameters():
             weight = torch.nn.Parameter(parameter.data, requires_grad=False)
             layer.register_parameter(name, weight)
-            of_scale = {"quant_method": parameter.kind} if parameter.kind else {}
+            of_scale: dict[str, Any] = {"quant_method": parameter.kind} if parameter.kind else {}
             if parameter.kind and parameter.data.is_floating_point():
                 of_scale["dummy_weight_value"] = 1.0  # vLLM's --load-format dummy
             for field, value in {**attributes, **of_scale}.items():
@@ -181,29 +185,31 @@ class StoredExperts:
         Raises:
             TypeError, ValueError, NotImplementedError: what the kernels refuse.
         """
-        place: dict[str, Any] = {"device": device}
-        x = torch.empty(1, self.hidden, dtype=torch.bfloat16, **place)
-        ids = torch.zeros(1, self.top_k, dtype=torch.int32, **place)
-        weights = torch.zeros(1, self.top_k, **place)
-        experts = self._arranged(pairs, place)
-        chosen, options = Chosen(ids, weights), {"activation": self.form, "arch": arch}
-        return warm(moe.warm.kernels_for(x, experts, chosen, None, tokens, **options), progress)
+        x = torch.empty(1, self.hidden, dtype=torch.bfloat16, device=device)
+        ids = torch.zeros(1, self.top_k, dtype=torch.int32, device=device)
+        chosen = Chosen(ids, torch.zeros(1, self.top_k, device=device))
+        experts = self._arranged(pairs, device)
+        given = x, experts, chosen, None, tokens
+        return warm(moe.warm.kernels_for(*given, arch=arch, activation=self.form), progress)
 
     def _matrices(self) -> tuple[tuple[str, int, int], ...]:
         """Name, rows and columns of each matrix."""
         return ("w13", 2 * self.intermediate, self.hidden), ("w2", self.hidden, self.intermediate)
 
-    def _arranged(self, pairs: bool, place: Mapping[str, Any]) -> ArrangedExperts:
+    def _arranged(self, pairs: bool, device: torch.device | str) -> ArrangedExperts:
         """Experts without contents."""
-        fmt, count, made, biases = self.scheme.fmt, self.experts, [], []
+        fmt, count = self.scheme.fmt, self.experts
+        made: dict[str, Fragments] = {}
+        biases: dict[str, torch.Tensor | None] = {}
         for matrix, rows, k in self._matrices():
             swiglu = matrix == "w13"
             size = units_of(rows, ROWS) * units_of(k, DEPTH) * unit_bytes(fmt)
-            factor = torch.empty((count, 2) if swiglu and pairs else (count,), **place)
-            data = torch.empty(count, size, dtype=torch.uint8, **place)
-            made.append(Fragments(data, factor, rows, k, fmt, swiglu))
-            biases.append(torch.empty(count, rows, **place) if self.bias else None)
-        return ArrangedExperts(*made, *biases)
+            factor = torch.empty((count, 2) if swiglu and pairs else (count,), device=device)
+            data = torch.empty(count, size, dtype=torch.uint8, device=device)
+            made[matrix] = Fragments(data, factor, rows, k, fmt, swiglu)
+            bias = torch.empty(count, rows, device=device) if self.bias else None
+            biases[matrix.replace("w", "bias")] = bias
+        return ArrangedExperts(made["w13"], made["w2"], biases["bias13"], biases["bias2"])
 
 
 def local_ids(ids: torch.Tensor, expert_map: torch.Tensor | None) -> torch.Tensor:
