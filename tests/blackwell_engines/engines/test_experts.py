@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import moe.warm
 from blackwell_engines.engines import experts as module
 from blackwell_engines.engines.experts import StoredExperts, compute, local_ids
 from blackwell_engines.engines.quantization import GROUPS, kind_of, scheme_of
+from lab.house.source import ROOT
 from moe import Chosen, SwiGLU, arrange, unpack, unpack_biases
 from tests.blackwell_engines.experts import (
     EXPERTS,
@@ -23,6 +25,7 @@ from tests.blackwell_engines.experts import (
     by_definition,
     checkpoint,
     exact,
+    layer,
     tokens,
 )
 
@@ -141,13 +144,13 @@ def test_parameters_do_not_depend_on_the_default_dtype(kind, monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_not_loaded_is_named(kind):
-    stored, layer = stored_of(kind), torch.nn.Module()
-    stored.register(layer, {"weight_loader": print})
-    kinds = {n: getattr(p, "quant_method", None) for n, p in layer.named_parameters()}
+    stored, owner = stored_of(kind), torch.nn.Module()
+    stored.register(owner, {"weight_loader": print})
+    kinds = {n: getattr(p, "quant_method", None) for n, p in owner.named_parameters()}
     assert kinds[f"w13_{KINDS[kind].scales}"] == "block"
-    assert all(p.weight_loader is print for p in layer.parameters())
+    assert all(p.weight_loader is print for p in owner.parameters())
     with pytest.raises(ValueError, match=r"layers\.3: .*expert 0.*was it loaded"):
-        stored.take(layer, "layers.3")
+        stored.take(owner, "layers.3")
 
 
 def test_sizes_without_a_kernel_are_refused_before_loading():
@@ -217,3 +220,18 @@ def test_warmup_lists_the_kernels_of_the_packed_experts(kind, arch, monkeypatch)
     assert stored.warmup(range(1, 65), arch=arch, pairs=pairs) == wanted
     if pairs:
         assert stored.warmup(range(1, 65), arch=arch) != wanted
+
+
+def test_the_example_of_the_readme(monkeypatch):
+    by_definition(monkeypatch)
+    page = (ROOT / "blackwell_engines" / "engines" / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict = {}
+    torch.manual_seed(0)
+    # The example imports `arrange` from moe, where the definition does not replace it.
+    exec(example.replace("SwiGLU, arrange", "SwiGLU"), names | {"arrange": module.arrange}, names)
+    ids = torch.tensor([[0, 2], [1, -1], [2, -1]])
+    packed = names["stored"].pack(names["tensors"])
+    given = unpack(packed), unpack_biases(packed)
+    wanted = layer(names["x"], *given, (ids, names["weights"]), names["form"])
+    assert (names["y"].double() - wanted).norm() <= 0.01 * wanted.norm()
