@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from math import nan
 from typing import Any
 
 import torch
@@ -50,10 +51,21 @@ def fp32_by_default() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Parameter:
-    """An empty parameter of a layer. kind: of a scale, 'block' or 'tensor'; '' otherwise."""
+    """A parameter of a layer before it is loaded.
 
-    data: torch.Tensor
+    fill: of 8-bit scales, the code
+    kind: of a scale, 'block' or 'tensor'; '' otherwise
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    fill: float = 0
     kind: str = ""
+
+    def make(self) -> torch.Tensor:
+        """Return a new tensor."""
+        dtype = torch.uint8 if self.kind == "block" else self.dtype
+        return torch.full(self.shape, self.fill, dtype=dtype).view(self.dtype)
 
 
 @dataclass(frozen=True)
@@ -89,19 +101,16 @@ class StoredExperts:
         loaded."""
         scheme, form, count = self.scheme, format_of(self.scheme.fmt), self.experts
         scale_dtype = torch.uint8 if form.scale == "ue8m0" else SCALE_DTYPES[form.scale]
+        code = 0 if self.padded else NAN_CODE[form.scale]
         for matrix, rows, k in self._matrices():
-            data = torch.zeros(count, rows, k // form.per_byte, dtype=torch.uint8)
-            code = 0 if self.padded else NAN_CODE[form.scale]
-            codes = torch.full((count, rows, form.columns(k)), code, dtype=torch.uint8)
-            yield f"{matrix}_{scheme.data}", Parameter(data)
-            yield f"{matrix}_{scheme.scales}", Parameter(codes.view(scale_dtype), "block")
+            data, scales = (count, rows, k // form.per_byte), (count, rows, form.columns(k))
+            yield f"{matrix}_{scheme.data}", Parameter(data, torch.uint8)
+            yield f"{matrix}_{scheme.scales}", Parameter(scales, scale_dtype, code, "block")
             of_experts = (count, 2) if matrix == "w13" else (count,)
             for name in filter(None, (scheme.encode, scheme.decode, scheme.activations)):
-                scales = torch.full(of_experts, torch.nan, dtype=torch.float32)
-                yield f"{matrix}_{name}", Parameter(scales, "tensor")
+                yield f"{matrix}_{name}", Parameter(of_experts, torch.float32, nan, "tensor")
             if self.bias:
-                bias = torch.zeros(count, rows, dtype=torch.bfloat16)
-                yield f"{matrix}_{self.bias}", Parameter(bias)
+                yield f"{matrix}_{self.bias}", Parameter((count, rows), torch.bfloat16)
 
     @fp32_by_default()
     def pack(self, tensors: Mapping[str, torch.Tensor]) -> PackedExperts:
@@ -139,10 +148,10 @@ class StoredExperts:
         """
         self.check()
         for name, parameter in self.parameters():
-            weight = torch.nn.Parameter(parameter.data, requires_grad=False)
+            weight = torch.nn.Parameter(parameter.make(), requires_grad=False)
             layer.register_parameter(name, weight)
             of_scale: dict[str, Any] = {"quant_method": parameter.kind} if parameter.kind else {}
-            if parameter.kind and parameter.data.is_floating_point():
+            if parameter.kind and parameter.dtype.is_floating_point:
                 of_scale["dummy_weight_value"] = 1.0  # vLLM's --load-format dummy
             for field, value in {**attributes, **of_scale}.items():
                 setattr(weight, field, value)

@@ -32,7 +32,7 @@ from moe.huggingface import Scheme
 from moe.models import GPT_OSS_ALPHA, GPT_OSS_BETA
 
 logger = init_logger(f"vllm.plugins.{NAME}")
-GPT_OSS_LIMIT = 7.0  # of vLLM's swigluoai, which has no parameters
+GPT_OSS_LIMIT = 7.0  # of vLLM's swigluoai
 BLOCK = 32  # rows of I that a rank's share of gpt-oss is a multiple of
 
 
@@ -74,6 +74,9 @@ CONFIGS: dict[str, type[Any]] = {
 class BlackwellExperts(FusedMoEMethodBase):
     """A layer's experts: their parameters, and the product with the router's choices."""
 
+    experts: ArrangedExperts | None = None
+    stored: StoredExperts
+
     def __init__(self, layer: RoutedExperts, scheme: Scheme) -> None:
         """Check what is known before the checkpoint is read.
 
@@ -83,7 +86,7 @@ class BlackwellExperts(FusedMoEMethodBase):
         """
         moe = layer.moe_config
         super().__init__(moe)
-        self.scheme, self.experts = scheme, None
+        self.scheme = scheme
         self.form, self.order = form_of(moe)
         if scheme is GPT_OSS:
             self.weight_dtype = "gpt_oss_mxfp4"  # by which vLLM's model loads its experts
@@ -99,9 +102,6 @@ class BlackwellExperts(FusedMoEMethodBase):
         ):
             if wrong:
                 raise NotImplementedError(f"--quantization {NAME}: no experts with {words}")
-
-    experts: ArrangedExperts | None
-    stored: StoredExperts
 
     def maybe_roundup_sizes(
         self, hidden_size: int, intermediate_size_per_partition: int, *args: Any, **options: Any
@@ -171,12 +171,14 @@ def form_of(moe: Any) -> tuple[SwiGLU, str]:
     Raises:
         NotImplementedError: no kernel has the activation.
     """
-    alpha, beta, limit = moe.swiglu_alpha, moe.swiglu_beta, moe.swiglu_limit
+    given = moe.swiglu_alpha, moe.swiglu_beta, moe.swiglu_limit
     if moe.activation is MoEActivation.SILU:
-        return SwiGLU(limit=limit), "gate_up"
-    if moe.activation is MoEActivation.SWIGLUOAI:
-        return SwiGLU(GPT_OSS_ALPHA, GPT_OSS_BETA, GPT_OSS_LIMIT), "alternating"
-    if moe.activation is MoEActivation.SWIGLUOAI_UNINTERLEAVE:
-        given = (1.0 if alpha is None else alpha, 0.0 if beta is None else beta)
-        return SwiGLU(*given, limit), "gate_up"
+        return SwiGLU(limit=moe.swiglu_limit), "gate_up"
+    order, usual = {
+        MoEActivation.SWIGLUOAI: ("alternating", (GPT_OSS_ALPHA, GPT_OSS_BETA, GPT_OSS_LIMIT)),
+        MoEActivation.SWIGLUOAI_UNINTERLEAVE: ("gate_up", (1.0, 0.0, None)),
+    }.get(moe.activation, ("", ()))
+    if order:
+        values: list[Any] = [b if a is None else a for a, b in zip(given, usual, strict=True)]
+        return SwiGLU(*values), order
     raise NotImplementedError(f"--quantization {NAME}: activation {moe.activation.value!r}")
