@@ -57,7 +57,7 @@ class ForwardMode(IntEnum):
 @dataclass
 class KVWriteLoc:
     loc: torch.Tensor
-    swa_loc: torch.Tensor | None
+    swa_loc: torch.Tensor | None = None
 
     @classmethod
     def for_batch(cls, batch: Any, swa_loc: torch.Tensor | None = None) -> KVWriteLoc:
