@@ -139,6 +139,11 @@ def _check_sizes(arguments: Arguments, capacity: int) -> None:
 
 
 def _check_tables(arguments: Arguments) -> None:
+    if arguments.o_dtype == torch.float8_e4m3fn and not arguments.normalize:
+        raise ValueError(
+            f"out_dtype {arguments.o_dtype} with normalize=False: raw sums leave its range. Pass "
+            "float32, and quantise the merged O"
+        )
     if arguments.sinks is not None and not arguments.normalize:
         raise ValueError("sinks with normalize=False: sinks add to a denominator, a raw O has none")
     cos, sin = arguments.cos, arguments.sin

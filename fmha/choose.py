@@ -10,7 +10,7 @@ from fmha.arguments import Arguments, entry_lengths
 from fmha.config import TUNABLE, AttentionConfig
 from fmha.plan import kernel_of, make_plan, tiles_of
 from fmha.tiles import Tiles
-from kernelkit.call.tensors import DTYPE_NAMES, INPUT_NAMES, same_elements
+from kernelkit.call.tensors import INPUT_NAMES, same_elements
 from kernelkit.compile.arch import ARCHITECTURES
 from kernelkit.plan import hw
 from kernelkit.plan.limits import UNBOUNDED
@@ -231,7 +231,8 @@ def plain_config(arguments: Arguments) -> AttentionConfig:
         page_size=0 if arguments.page_table is None else arguments.k.shape[1],
         rope_dim=0 if arguments.cos is None else 2 * arguments.cos.shape[1],
         pdl=arguments.pdl,
-        out_dtype="" if o_dtype == arguments.own_o_dtype else DTYPE_NAMES[o_dtype],
+        out_dtype="" if o_dtype == arguments.own_o_dtype else INPUT_NAMES[o_dtype],
+        out_scale=arguments.out_scale is not None,
         **{name: getattr(arguments, name) for name in TUNABLE},
     )
 

@@ -14,8 +14,8 @@ from kernelkit.plan.dtypes import ITEM_BYTES
 HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256), (512, 512))  # of TMA and wgmma
 PORTABLE_DIMS = range(16, 513, 16)  # of mma.sync
 IO_DTYPES = ("bf16", "fp16")
-OUT_DTYPES = (*IO_DTYPES, "fp32")
 FP8 = "e4m3"
+OUT_DTYPES = (*IO_DTYPES, "fp32", FP8)
 Q_DTYPES_OF_FP8 = ("bf16", FP8)  # with K and V in e4m3: a bf16 is split into two e4m3 terms
 PAGE_STEP = 8  # TMA reads pages whose rows are a multiple of this, one swizzle atom
 PAGE_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)  # rows of a page in this project's pools
@@ -84,6 +84,7 @@ class Asked:
         P is rounded to the dtype of K and V, all sums are fp32.
     q_scale, k_scale, v_scale: whether e4m3 inputs have scale factors, fp32 [Hq] or [Hkv].
     out_dtype: dtype of O; '' is `dtype`, 'bf16' where `dtype` is 'e4m3', or 'fp32' for a raw O.
+    out_scale: whether an O in e4m3 is divided by one fp32 number before it is rounded.
     right: how far a row sees to the right depends on the row (causal, right window).
     left: how far a row sees to the left depends on the row (left window).
     sink_tokens: the first positions are visible in addition to the window.
@@ -108,6 +109,7 @@ class Asked:
     k_scale: bool = False
     v_scale: bool = False
     out_dtype: str = ""
+    out_scale: bool = False
     right: bool = False
     left: bool = False
     sink_tokens: bool = False
@@ -262,6 +264,8 @@ class AttentionConfig(Tuning, Asked):
         ):
             if getattr(self, name) and dtype != FP8:
                 raise ValueError(f"{name} with {dtype}: only {FP8} is scaled")
+        if self.out_scale and self.o_dtype != FP8:
+            raise ValueError(f"out_scale with out_dtype {self.o_dtype}: only {FP8} is scaled")
 
     def _check_options(self) -> None:
         if self.sink_tokens and not self.left:
@@ -271,6 +275,11 @@ class AttentionConfig(Tuning, Asked):
         if self.sinks and not self.normalize:
             raise ValueError(
                 "sinks with normalize=False: sinks add to a denominator, a raw O has none"
+            )
+        if self.o_dtype == FP8 and not self.normalize:
+            raise ValueError(
+                f"out_dtype {FP8} with normalize=False: raw sums leave its range. Pass fp32, and "
+                "quantise the merged O"
             )
         if self.page_size and not self.kv_lens:
             raise ValueError("pages without kv_lens: the number of keys in them is not known")

@@ -28,6 +28,7 @@ class Tables:
     q_scale: Tensor | None = None  # (Hq,) fp32
     k_scale: Tensor | None = None  # (Hkv,)
     v_scale: Tensor | None = None  # (Hkv,)
+    out_scale: Tensor | None = None  # (1,) fp32
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -151,6 +151,7 @@ def _tables(arguments: Arguments, problem: Problem) -> Tables:
         q_scale=per_head(arguments.q_scale, problem.q_heads),
         k_scale=per_head(arguments.k_scale, problem.kv_heads),
         v_scale=per_head(arguments.v_scale, problem.kv_heads),
+        out_scale=arguments.kernel_out_scale(),
     )
 
 

@@ -31,7 +31,7 @@ import torch
 
 from fmha.config import FP8_RESCALE_LOG2, MAX_FP8_LOG2, MAX_RESCALE_LOG2
 from kernelkit.numerics.aligned_sums import aligned_product
-from kernelkit.numerics.definition import Numbers, attend, of_heads
+from kernelkit.numerics.definition import Numbers, attend, divided, of_heads, saturated
 from kernelkit.plan.log2 import LOG2_E, MAX_FACTOR, MIN_FACTOR
 
 E4M3 = torch.float8_e4m3fn
@@ -51,6 +51,7 @@ class Options:
     rope: (cos, sin), each [positions, rope_dim / 2]; positions outside are clamped.
     out_dtype: None is q.dtype, bf16 if q is e4m3, or fp32 for raw O (normalize False), whose sums
         leave the range of fp16. A raw O in fp16 has infinities, which `rounded` reproduces.
+    out_scale: divisor of O before its last rounding, of any dtype; `definition` does not saturate.
     aligned_sums: not an argument of attention. `rounded` then sums both products as tensor cores
         do, for comparison with results of a GPU.
     phase: not an argument of attention. From 0 to 1, shift of the fractions by which maxima lag.
@@ -65,6 +66,7 @@ class Options:
     q_scale: torch.Tensor | None = None
     k_scale: torch.Tensor | None = None
     v_scale: torch.Tensor | None = None
+    out_scale: float | torch.Tensor | None = None
     q_offset: int | Ints | None = None
     kv_lens: Ints | None = None
     cu_seqlens_q: Ints | None = None
@@ -188,13 +190,13 @@ def _attention(
         return Attention(o.to(out_dtype), lse, lse)
     if options.cu_seqlens_q is None:
         o, lse, row_max = (torch.stack(tensors) for tensors in zip(*results, strict=True))
-        return Attention(o.to(out_dtype), lse, row_max)
+        return Attention(saturated(o, out_dtype), lse, row_max)
     # Rows of no entry are not part of the problem; NaN says that nothing is known of them.
     wide = torch.float64 if io is None else torch.float32
     o = q.new_full((*q.shape[:2], v.shape[-1]), math.nan, dtype=out_dtype)
     lse, row_max = (q.new_full(q.shape[1::-1], math.nan, dtype=wide) for _ in range(2))
     for (rows, _), result in zip(parts, results, strict=True):
-        o[rows], lse[:, rows], row_max[:, rows] = result[0].to(out_dtype), result[1], result[2]
+        o[rows], lse[:, rows], row_max[:, rows] = saturated(result[0], out_dtype), *result[1:]
     return Attention(o, lse, row_max)
 
 
@@ -209,7 +211,8 @@ def _one_entry(entry: Entry, options: Options, io: torch.dtype | None) -> tuple[
         for first in range(0, max(n_q, 1), step)
     ]
     o, lse, row_max = (torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True))
-    return _rotated_back(o.transpose(0, 1), entry.offset, options), lse, row_max
+    o = _rotated_back(o.transpose(0, 1), entry.offset, options)
+    return divided(o, options.out_scale), lse, row_max
 
 
 def _some_rows(

@@ -119,7 +119,9 @@ def decode(
             [1] a copy. Finite and of any sign, see `fmha.attention`.
         return_lse: whether the LSE is returned, too.
         out: like q, where O is written.
-        out_dtype: of O: bfloat16, float16, float32; by default that of out, else of q.
+        out_dtype: of O: bfloat16, float16, float32 or, from compute capability 8.9 on,
+            float8_e4m3fn; by default that of out, else of q.
+        out_scale: divisor of an O in float8_e4m3fn, 1 by default, see `fmha.attention`.
         pdl: programmatic dependent launch: the kernel may begin before the previous kernel on the
             stream has ended; from compute capability 9.0 on.
         kv_ready_before_pdl: the previous kernel writes none of k, v, kv_lens and page_table, so

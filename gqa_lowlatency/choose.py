@@ -25,7 +25,7 @@ from gqa_lowlatency.config import (
     DecodeConfig,
 )
 from kernelkit.call.launch import Target, clusters_at_once, sms_of
-from kernelkit.call.tensors import DTYPE_NAMES
+from kernelkit.call.tensors import INPUT_NAMES
 from kernelkit.compile.arch import ARCHITECTURES, PORTABLE, written_for
 from kernelkit.plan import hw
 from kernelkit.tune.choices import Choice as Measured
@@ -413,7 +413,7 @@ def _num_splits(arch: str, load: Load, clusters: int, cluster: int) -> int:
 def _plain_config(arguments: Arguments) -> DecodeConfig:
     """Return the config of the arguments, without tuning."""
     q, k, tokens = arguments.q, arguments.k, arguments.q_tokens
-    q_dtype, out_dtype = DTYPE_NAMES[q.dtype], DTYPE_NAMES[arguments.o_dtype]
+    q_dtype, out_dtype = INPUT_NAMES[q.dtype], INPUT_NAMES[arguments.o_dtype]
     return DecodeConfig(
         head_dim=q.shape[-1],
         group=q.shape[-2] // k.shape[-2],
@@ -423,6 +423,7 @@ def _plain_config(arguments: Arguments) -> DecodeConfig:
         k_scale=arguments.k_scale is not None,
         v_scale=arguments.v_scale is not None,
         out_dtype="" if out_dtype == q_dtype else out_dtype,
+        out_scale=arguments.out_scale is not None,
         causal=arguments.causal and tokens > 1,
         left=arguments.window_left is not None,
         sink_tokens=arguments.sink_tokens > 0,

@@ -15,7 +15,7 @@ from kernelkit.plan.dtypes import ITEM_BYTES
 HEAD_DIMS = (64, 128, 256)
 IO_DTYPES = ("bf16", "fp16")
 KV_DTYPES = (*IO_DTYPES, "e4m3")
-OUT_DTYPES = (*IO_DTYPES, "fp32")
+OUT_DTYPES = (*KV_DTYPES, "fp32")
 CLUSTERS = (1, 2, 4, 8, 16)  # every GPU of compute capability 9.0 and 10.0 can launch 8
 COLUMNS = (8, 16, 32, 64)  # query rows of one CTA, padded: the N of its matrix products
 WARP_COUNTS = (4, 8, 16)  # of a CTA of the Hopper kernel
@@ -67,6 +67,7 @@ class Asked:
     kv_dtype: dtype of K and V, '' for `dtype`, 'e4m3' for FP8.
     k_scale, v_scale: whether K and V in e4m3 have scale factors, fp32 [Hkv].
     out_dtype: dtype of O; '' for `dtype`.
+    out_scale: whether an O in e4m3 is divided by one fp32 number before it is rounded.
     causal: query token t of T sees no key of later tokens; without it all tokens see all keys.
     left: how far a token sees back is bounded.
     sink_tokens: the first keys are visible in addition to the window.
@@ -93,6 +94,7 @@ class Asked:
     k_scale: bool = False
     v_scale: bool = False
     out_dtype: str = ""
+    out_scale: bool = False
     causal: bool = False
     left: bool = False
     sink_tokens: bool = False
@@ -194,6 +196,8 @@ class DecodeConfig(Tuning, Asked):
     def _check_options(self) -> None:
         if (self.k_scale or self.v_scale) and self.keys_dtype != "e4m3":
             raise ValueError(f"scales with kv_dtype {self.keys_dtype!r}: only e4m3 is scaled")
+        if self.out_scale and self.o_dtype != "e4m3":
+            raise ValueError(f"out_scale with out_dtype {self.o_dtype!r}: only e4m3 is scaled")
         if self.sink_tokens and not self.left:
             raise ValueError("sink_tokens without a window: all rows see the first keys anyway")
         if self.sink_tokens and self.first:

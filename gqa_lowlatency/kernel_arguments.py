@@ -41,6 +41,7 @@ class Tables:
     sinks: Tensor | None = None  # fp32 (Hq,)
     k_scale: Tensor | None = None  # fp32 (Hkv,)
     v_scale: Tensor | None = None  # fp32 (Hkv,)
+    out_scale: Tensor | None = None  # fp32 (1,)
     partial: Tensor | None = None  # fp32 (units, parts, words of a part)
     counts: Tensor | None = None  # int32 (units,), zeros between launches
     first: Tensor | None = None  # int32 (B,)

@@ -140,8 +140,9 @@ def kernel_arguments(arguments: Arguments, results: Results, decision: Decision)
     lens, pages, first = map(
         plain_table, (arguments.kv_lens, arguments.page_table, arguments.first_keys)
     )
-    sinks, k_scale = arguments.kernel_sinks(), per_head(arguments.k_scale, heads)
-    v_scale, partial, counts = per_head(arguments.v_scale, heads), None, None
+    sinks, out_scale = arguments.kernel_sinks(), arguments.kernel_out_scale()
+    k_scale, v_scale = per_head(arguments.k_scale, heads), per_head(arguments.v_scale, heads)
+    partial, counts = None, None
     if decision.config.parts:
         partial, counts = make_workspace(arguments, decision.config, decision.num_splits)
     q, (o, lse) = arguments.q, results
@@ -156,6 +157,7 @@ def kernel_arguments(arguments: Arguments, results: Results, decision: Decision)
             sinks=sinks,
             k_scale=k_scale,
             v_scale=v_scale,
+            out_scale=out_scale,
             partial=partial,
             counts=counts,
             first=first,

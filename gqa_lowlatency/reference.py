@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from kernelkit.compile.arch import written_for
-from kernelkit.numerics.definition import Numbers, attend, of_heads
+from kernelkit.numerics.definition import Numbers, attend, divided, of_heads, saturated
 from kernelkit.plan.log2 import LOG2_E, MAX_FACTOR, MIN_FACTOR
 
 E4M3 = torch.float8_e4m3fn
@@ -36,6 +36,8 @@ SMALLEST_TOP = 2.0**-100  # maximum of a row of Q in e4m3 below which the row co
 class Options:
     """Keyword arguments of `gqa_lowlatency.decode` that change its result, and arch, which
     determines the roundings.
+
+    out_scale: divisor of O before its last rounding; `definition` does not saturate.
     """
 
     kv_lens: Sequence[int] | torch.Tensor | None = None
@@ -50,6 +52,7 @@ class Options:
     k_scale: float | torch.Tensor | None = None
     v_scale: float | torch.Tensor | None = None
     out_dtype: torch.dtype | None = None
+    out_scale: float | torch.Tensor | None = None
     arch: str = "sm_90a"
 
 
@@ -102,7 +105,8 @@ def _decode(
         seen[:, :first] = False
         attended = (_exact if exact else _rounded)(q[entry], keys, values, seen, options)
         o[entry], lse[entry] = attended
-    return Decoded(o if exact else o.to(options.out_dtype or q.dtype), lse)
+    o = divided(o, options.out_scale)
+    return Decoded(o if exact else saturated(o, options.out_dtype or q.dtype), lse)
 
 
 def _rows(cache: torch.Tensor, entry: int, options: Options) -> torch.Tensor:

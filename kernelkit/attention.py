@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypedDict
 import torch
 
 from kernelkit.call.tensors import (
-    DTYPE_NAMES,
+    INPUT_NAMES,
     as_number,
     plain_table,
     require_int64,
@@ -21,7 +21,7 @@ from kernelkit.call.tensors import (
     require_tma,
     require_type,
 )
-from kernelkit.plan.limits import FLT_MAX, UNBOUNDED
+from kernelkit.plan.limits import FLT_MAX, FLT_MIN, UNBOUNDED
 from kernelkit.plan.log2 import LOG2_E
 
 Sides = tuple[int | None, int | None]
@@ -30,6 +30,7 @@ Scale = float | torch.Tensor
 WithLse = tuple[torch.Tensor, torch.Tensor]  # (O, LSE)
 
 MIN_SCALE = 1e-12
+E4M3 = torch.float8_e4m3fn
 MIN_SOFTCAP, MAX_SOFTCAP = 1e-6, 4096.0  # the logits of a larger cap would be off by 2 ** -11
 
 _MASKS = "masks are causal=, window=, sink_tokens= and kv_lens=; others are not supported"
@@ -56,6 +57,8 @@ SHARED_NAMES = {
     "k_descale": "k_scale",
     "v_descale": "v_scale",
     "q_descale": "q_scale",
+    "output_scale": "out_scale",
+    "o_scale": "out_scale",
     "return_softmax_lse": "return_lse",
     "return_attn_probs": "return_lse",
     "enable_pdl": "pdl",
@@ -99,6 +102,7 @@ class SharedOptions(TypedDict, total=False):
     kv_lens: Annotated[torch.Tensor | None, None]
     page_table: Annotated[torch.Tensor | None, None]
     out_dtype: Annotated[torch.dtype | None, None]
+    out_scale: Annotated[Scale | None, None]
     pdl: Annotated[bool, False]
     backend: Annotated[str, "auto"]
     arch: Annotated[str | None, None]
@@ -117,6 +121,7 @@ class AttentionArguments:
     sinks: torch.Tensor | None = None
     k_scale: torch.Tensor | None = None
     v_scale: torch.Tensor | None = None
+    out_scale: torch.Tensor | None = None
     out: torch.Tensor | None = None
     causal: bool = False
     window_left: int | None = None
@@ -163,7 +168,7 @@ class AttentionArguments:
     @property
     def is_fp8(self) -> bool:
         """Whether K and V are e4m3."""
-        return self.k.dtype == torch.float8_e4m3fn
+        return self.k.dtype == E4M3
 
     @property
     def softmax_scale(self) -> float:
@@ -210,8 +215,10 @@ class AttentionArguments:
             if not self.sinks.dtype.is_floating_point:
                 raise ValueError(f"sinks is {self.sinks.dtype}, expected a floating-point dtype")
             require_table("sinks", self.sinks, self.sinks.dtype, (self.q_heads,))
-        if o_dtype not in DTYPE_NAMES:
-            raise NotImplementedError(f"out_dtype {o_dtype}: one of {tuple(DTYPE_NAMES)}")
+        if o_dtype not in INPUT_NAMES:
+            raise NotImplementedError(f"out_dtype {o_dtype}: one of {tuple(INPUT_NAMES)}")
+        if self.out_scale is not None:
+            self._check_out_scale(self.out_scale, o_dtype)
         if self.out is not None:
             self._check_out(self.out, o_shape)
         self._check_scales(scaled)
@@ -234,7 +241,7 @@ class AttentionArguments:
             scale = getattr(self, name)
             if scale is None:
                 continue
-            if tensor.dtype != torch.float8_e4m3fn:
+            if tensor.dtype != E4M3:
                 raise ValueError(f"{name} with {tensor.dtype}: only e4m3 is scaled")
             if scale.dtype != torch.float32 or tuple(scale.shape) not in ((), (1,), (heads,)):
                 raise ValueError(
@@ -243,6 +250,19 @@ class AttentionArguments:
                 )
             if self.on_host and not all(map(math.isfinite, scale.flatten().tolist())):
                 raise ValueError(f"{name} {scale.tolist()}, expected finite numbers")
+
+    def _check_out_scale(self, scale: torch.Tensor, o_dtype: torch.dtype) -> None:
+        """Raise ValueError for a divisor of O that is not one positive number, or that belongs to
+        no O in e4m3; the number is read on the CPU only."""
+        if o_dtype != E4M3:
+            raise ValueError(f"out_scale with out_dtype {o_dtype}: only {E4M3} is scaled")
+        if scale.dtype != torch.float32 or tuple(scale.shape) not in ((), (1,)):
+            raise ValueError(
+                f"out_scale is {scale.dtype} {tuple(scale.shape)}, expected torch.float32, one "
+                "number"
+            )
+        if self.on_host:
+            check_out_scale(scale.item())
 
     def _check_heads(self) -> None:
         q_heads, kv_heads = self.q_heads, self.kv_heads
@@ -283,6 +303,10 @@ class AttentionArguments:
         """fp32, as kernels read them; a copy where they are of another dtype."""
         return None if self.sinks is None else plain_table(self.sinks.float())
 
+    def kernel_out_scale(self) -> torch.Tensor | None:
+        """Return [1], the divisor of O in place."""
+        return None if self.out_scale is None else self.out_scale.reshape(1)
+
     def factors(self) -> tuple[float, float]:
         """scale_log2 and softcap_log2, see `exponent_factors`."""
         return exponent_factors(self.softmax_scale, self.softcap)
@@ -314,6 +338,12 @@ def check_factors(scale: float, softcap: float) -> None:
         )
 
 
+def check_out_scale(scale: float) -> None:
+    """ValueError for a divisor of O whose inverse is no positive finite fp32 number."""
+    if not FLT_MIN <= scale <= FLT_MAX:
+        raise ValueError(f"out_scale {scale}: from {FLT_MIN:.4g} to {FLT_MAX:.4g}")
+
+
 def check_sinks(sinks: torch.Tensor) -> None:
     """ValueError for a sink that is NaN or +inf: exp(+inf) / exp(+inf) is no number."""
     for head, sink in enumerate(sinks.tolist()):
@@ -329,18 +359,22 @@ def per_head(scale: torch.Tensor | None, heads: int) -> torch.Tensor | None:
 
 
 def spread_scales(fields: dict[str, Any], names: Mapping[str, str]) -> None:
-    """Scales of a call that are numbers become fp32, one for each head of the tensor that `names`
-    says."""
-    for name, scaled in names.items():
-        scale, tensor = fields.get(name), fields[scaled]
+    """Replace the scales of a call that are numbers by fp32 tensors.
+
+    A scale in `names` becomes one for each head of the tensor that `names` gives, out_scale [1].
+    """
+    for name, scaled in (*names.items(), ("out_scale", "")):
+        scale, tensor = fields.get(name), fields[scaled or "q"]
         if scale is not None and not isinstance(scale, torch.Tensor):
             if isinstance(scale, bool) or not isinstance(scale, Real):
                 raise TypeError(f"{name} is {scale!r}, expected a number or torch.Tensor")
             scale = as_number(name, scale, float)
-            require_type(scaled, tensor, torch.Tensor)
+            require_type(scaled or "q", tensor, torch.Tensor)
             if not abs(scale) <= FLT_MAX:
                 raise ValueError(f"{name} {scale}: a finite fp32 number, at most {FLT_MAX:.4g}")
-            sizes, device = tensor.shape[-2:-1], tensor.device
+            if not scaled:
+                check_out_scale(scale)
+            sizes, device = tensor.shape[-2:-1] if scaled else (1,), tensor.device
             fields[name] = torch.full(sizes, float(scale), dtype=torch.float32, device=device)
 
 

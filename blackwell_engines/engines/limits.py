@@ -44,14 +44,16 @@ class Layer:
     head_scales: bool = False
 
     @property
-    def few(self) -> dict[str, Any]:
+    def decode_masks(self) -> dict[str, Any]:
         """Arguments of `decode` that mask keys."""
         return {"causal": self.causal, "window_left": self.window}
 
     @property
-    def many(self) -> dict[str, Any]:
+    def masks(self) -> dict[str, Any]:
         """Arguments of `attention` that mask keys."""
-        return self.few if self.causal else self.few | {"window_right": self.window}
+        return (
+            self.decode_masks if self.causal else self.decode_masks | {"window_right": self.window}
+        )
 
     def decodes(self, tokens: int) -> bool:
         """Whether `decode` knows such a layer, and so many tokens."""
@@ -76,16 +78,16 @@ def why_not(layer: Layer, arch: str, *, side_by_side: bool = False) -> str:
     """
     try:
         if layer.decodes(1):
-            prepare(DecodeArguments(**_shared(layer, arch), **layer.few))
+            prepare(DecodeArguments(**_shared(layer, arch), **layer.decode_masks))
         else:
-            _check_attention(Arguments(**_shared(layer, arch), **layer.many), arch)
+            _check_attention(Arguments(**_shared(layer, arch), **layer.masks), arch)
         given = _shared(layer, arch)
         given["q"] = given["q"][0]
         if side_by_side:
             given |= {name: given[name][0] for name in ("k", "v")}
             given |= {"cu_seqlens_k": _table(2), "kv_lens": None, "page_table": None}
         starts = _table(2)
-        _check_attention(Arguments(**given, **layer.many, cu_seqlens_q=starts), arch)
+        _check_attention(Arguments(**given, **layer.masks, cu_seqlens_q=starts), arch)
     except (TypeError, ValueError, NotImplementedError) as error:
         return str(error)
     return ""

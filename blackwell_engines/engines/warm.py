@@ -98,15 +98,15 @@ def _decoding(layer: Layer, sizes: Sizes, arch: str) -> Iterator[KernelKey]:
         if layer.decodes(tokens):
             # A table wide enough for the longest request, by which clusters are chosen.
             given["page_table"] = _empty((1, -(-sizes.keys // layer.page_size)), torch.int32)
-            arguments = DecodeArguments(**given, **layer.few)
+            arguments = DecodeArguments(**given, **layer.decode_masks)
             yield from gqa_lowlatency.warm.kernels_for(arguments, batches, lengths)
         else:
-            yield from fmha.warm.kernels_for(Arguments(**given, **layer.many), batches, [tokens])
+            yield from fmha.warm.kernels_for(Arguments(**given, **layer.masks), batches, [tokens])
 
 
 def _prompts(layer: Layer, sizes: Sizes, arch: str, side_by_side: bool) -> list[KernelKey]:
     q = _empty((1, sizes.q_heads, layer.head_dim), layer.dtype)
-    given = _paged(layer, sizes) | layer.many | {"q": q, "arch": arch}
+    given = _paged(layer, sizes) | layer.masks | {"q": q, "arch": arch}
     given |= {"out": _empty(q.shape, layer.dtype), "cu_seqlens_q": _empty((2,), torch.int32)}
     if side_by_side:
         given |= {name: given[name][0] for name in ("k", "v")}

@@ -29,4 +29,6 @@ def register() -> Any:
     if NAME not in AttentionBackendEnum.__members__:
         register_backend(NAME, BACKEND)
         AttentionBackendEnum[NAME].__reduce_ex__ = lambda protocol: (register, ())
+    import blackwell_engines.vllm.quantization  # noqa: F401  # registers the experts
+
     return AttentionBackendEnum[NAME]

@@ -194,8 +194,9 @@ class BlackwellKernelsBuilder(AttentionMetadataBuilder[Step]):
             raise NotImplementedError(
                 "causal is a tensor: the host, which chooses kernels by it, would wait for the GPU"
             )
+        lengths = self._lengths(given)
         step = make_step(
-            self._lengths(given),
+            lengths,
             given.query_start_loc,
             given.seq_lens,
             given.block_table_tensor,
@@ -204,7 +205,11 @@ class BlackwellKernelsBuilder(AttentionMetadataBuilder[Step]):
             most=self._most,
             causal=given.causal,
         )
-        return step if self._place is None else share(step, self._place, self._keys)
+        if self._place is None:
+            return step
+        keys = given.seq_lens_cpu_upper_bound
+        alone = keys is not None and keys[: given.num_reqs].tolist() == lengths
+        return share(step, self._place, self._keys, alone=alone)
 
     def _lengths(self, given: CommonAttentionMetadata) -> list[int]:
         """New tokens of each request. vLLM's fast prefill of layers that share keys copies the
@@ -247,8 +252,8 @@ class BlackwellKernelsImpl(AttentionImpl[Step]):
         """Accept the arguments that vLLM passes.
 
         Raises:
-            NotImplementedError: for ALiBi, a dtype of the cache without kernels, and windows or
-                e4m3 where there are none to be expected.
+            NotImplementedError: for ALiBi, a dtype of the cache without kernels, and a window over
+                keys of an encoder or keys that ranks share.
             ValueError: if sinks are not one for each query head.
         """
         if alibi_slopes is not None:

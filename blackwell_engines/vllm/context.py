@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from blackwell_engines.engines.attend import Scores, attend_with_lse
+from blackwell_engines.engines.attend import Scores, attend, attend_with_lse
 from blackwell_engines.engines.step import Step
 from fmha import merge
 
@@ -24,9 +24,11 @@ class SharedStep(Step):
     """All tokens of a step over the keys of this rank.
 
     own: the packed tokens over one another, None if there are none
+    alone: no token sees others, so that ranks have nothing to share
     """
 
     own: Step | None = None
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,10 +50,11 @@ class Place:
         return -(-length // (self.ranks * self.interleave)) * self.interleave
 
 
-def share(step: Step, place: Place, lengths: torch.Tensor) -> SharedStep:
+def share(step: Step, place: Place, lengths: torch.Tensor, *, alone: bool) -> SharedStep:
     """The part of a step that this rank has.
 
     lengths: int32 [requests or more], overwritten, which a captured launch reads again.
+    alone: whether no request has keys but those of its new tokens.
     """
     keys, own = step.seq_lens, None
     if step.rest and step.starts is not None:
@@ -59,8 +62,8 @@ def share(step: Step, place: Place, lengths: torch.Tensor) -> SharedStep:
         keys[step.requests :] -= step.starts.diff()
         own = replace(step, requests=0, tokens=0)
     local = lengths[: len(keys)].copy_(place.keys(keys))
-    bound = place.most(step.bound)
-    return SharedStep(**vars(step) | {"seq_lens": local, "bound": bound, "causal": False}, own=own)
+    changed = {"seq_lens": local, "bound": place.most(step.bound), "causal": False}
+    return SharedStep(**vars(step) | changed, own=own, alone=alone and not step.requests)
 
 
 def attend_shared(
@@ -81,6 +84,9 @@ def attend_shared(
         combine: takes O [tokens, heads of all ranks, Dv] and LSE [tokens, heads of all ranks] over
             the keys of a rank, and returns those of the own heads over the keys of all ranks.
     """
+    if step.own is not None and step.alone:
+        attend(step.own, q, pages, out, scores, fresh=new)
+        return
     begun = step.requests * step.tokens
     end, plain = begun + step.rest, replace(scores, sinks=None)
     every = gather(q[:end].contiguous())

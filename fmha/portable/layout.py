@@ -20,8 +20,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
-from fmha.config import IO_DTYPES, PORTABLE_SCHEDULES, AttentionConfig
+from fmha.config import FP8, IO_DTYPES, PORTABLE_SCHEDULES, AttentionConfig
 from fmha.tiles import Tiles
+from kernelkit.compile.arch import WITHOUT_E4M3
 from kernelkit.plan import hw
 from kernelkit.plan.smem import SmemBuffer, SmemPlan
 
@@ -169,6 +170,10 @@ class Layout(Tiles):
                 f"K and V in {config.keys_dtype} with mma.sync: one of {IO_DTYPES}. "
                 f"{config.keys_dtype} needs compute capability 9.0 or 10.x, and head dims of "
                 "fmha.config.HEAD_DIMS up to 256"
+            )
+        if config.o_dtype == FP8 and self.arch in WITHOUT_E4M3:
+            raise NotImplementedError(
+                f"out_dtype {FP8} on {self.arch}: its conversion needs compute capability 8.9"
             )
         if config.k_is_v:
             raise NotImplementedError("k_is_v with mma.sync: K and V are loaded separately")

@@ -6,11 +6,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32
 
+from fmha.config import FP8
 from fmha.plan import AttentionPlan
-from fmha.shared.args import Globals, Lane, Row, Scope, Work
+from fmha.shared.args import OUT_TYPES, Globals, Lane, Row, Scope, Work
 from fmha.shared.two_rows import Reference, scale_of
 from fmha.shared.walk import angle_row, entry_of_q
+from kernelkit.device.narrow import to_e4m3
 from kernelkit.device.online_softmax import finish_row
+from kernelkit.device.warp_mma import pick
 from kernelkit.plan.dtypes import ITEM_BYTES
 from kernelkit.plan.log2 import LN_2
 
@@ -82,19 +85,33 @@ def finish_rows(
 
 
 @cute.jit
+def round_output(plan: AttentionPlan, o: cute.Tensor, factor: Float32 | None) -> cute.Tensor:
+    """Return O in its dtype. e4m3 is multiplied by `factor`, if there is one, and saturated."""
+    rounded = cute.make_rmem_tensor(o.shape, OUT_TYPES[plan.config.o_dtype])
+    if cutlass.const_expr(plan.config.o_dtype == FP8):
+        cute.recast_tensor(rounded, Uint32).store(to_e4m3(o, factor).load())
+    else:
+        rounded.store(o.load().to(rounded.element_type))
+    return rounded
+
+
+@cute.jit
 def store_pieces(
     plan: AttentionPlan, work: Work, lane: Lane, rounded: cute.Tensor, scope: Scope
 ) -> None:
     """Store each thread's pieces of the rows that the entry has; four lanes fill whole sectors.
 
-    A piece of fp32 is a pair of columns. A piece of a 16-bit dtype is eight columns, which four
+    A piece of fp32 is a pair of columns. A piece of a narrower dtype is eight columns, which four
     lanes exchange.
     """
     words, batch = cute.recast_tensor(rounded, Uint32), entry_of_q(plan, work)
     wide = plan.config.out_bytes == ITEM_BYTES["fp32"]
-    size = 2 if wide else 4  # words of a piece
+    narrow = plan.config.out_bytes == ITEM_BYTES["e4m3"]
+    size = 2 if wide or narrow else 4  # words of a piece
     if cutlass.const_expr(not wide):
-        trade(words)
+        trade(words, 1 if narrow else 2)
+    if cutlass.const_expr(narrow):
+        part_rows(words)
     piece = cute.make_rmem_tensor(size, Uint32)
     for half in cutlass.range_constexpr(2):
         row = lane.rows[half]
@@ -105,7 +122,7 @@ def store_pieces(
             for number in cutlass.range_constexpr(cute.size(words) // 2 // size):
                 for word in cutlass.range_constexpr(size):
                     place = 4 * number + 2 * half + word
-                    if cutlass.const_expr(not wide):
+                    if cutlass.const_expr(not wide and not narrow):
                         place = 8 * number + 2 * word + half
                     piece[word] = words[place]
                 target = (start + number * 4 * size).align(4 * size)
@@ -113,23 +130,42 @@ def store_pieces(
 
 
 @cute.jit
-def trade(words: cute.Tensor) -> None:
+def trade(words: cute.Tensor, first: cutlass.Constexpr) -> None:
     """Transpose squares of words among four lanes.
 
-    A lane has four words of each row and each 32 columns, one of each eight columns. It receives
-    the four words of its eight columns.
+    A lane has four words of each 32 columns, one of each eight columns, and with 16-bit elements so
+    for both rows. It receives the four words of its eight columns.
+
+    first: distance of neighbouring words of a square, 2 if rows alternate, 1 if a word has a pair
+        of each row.
     """
     lane = cute.arch.lane_idx()
     for step in cutlass.range_constexpr(2):
         upper = Boolean(lane >> step & 1)
         for number in cutlass.range_constexpr(cute.size(words)):
-            # Row, which of the four, 32 columns: bits of the number, from the lowest up.
-            other = number | 2 << step
+            # Row, if rows alternate, which of the four, 32 columns: bits of the number, from the
+            # lowest up.
+            other = number | first << step
             if cutlass.const_expr(other != number):
                 sent = words[number] if upper else words[other]
                 found = cute.arch.shuffle_sync_bfly(sent, offset=1 << step)
                 words[number] = found if upper else words[number]
                 words[other] = words[other] if upper else found
+
+
+@cute.jit
+def part_rows(words: cute.Tensor) -> None:
+    """Separate the rows of e4m3 words, each of which has a pair of columns of both rows.
+
+    Four words of eight columns become two words of the first row and two of the second.
+    """
+    for number in cutlass.range_constexpr(0, cute.size(words), 4):
+        four = [words[number + k] for k in range(4)]
+        for half in cutlass.range_constexpr(2):
+            for word in cutlass.range_constexpr(2):
+                pair = four[2 * word], four[2 * word + 1]
+                selector = Int32(0x7632 if half else 0x5410)
+                words[number + 2 * half + word] = pick(*pair, selector)
 
 
 @cute.jit

@@ -79,6 +79,7 @@ def _tables(config: AttentionConfig, q_heads: Any, kv_heads: Any) -> Tables:
         q_scale=table(config.q_scale, Float32, q_heads),
         k_scale=table(config.k_scale, Float32, kv_heads),
         v_scale=table(config.v_scale, Float32, kv_heads),
+        out_scale=table(config.out_scale, Float32),
     )
 
 

@@ -163,8 +163,7 @@ class Layout(Tiles):
     @cached_property
     def o_panel(self) -> int:
         """Columns of O in one line of the panels that TMA stores."""
-        line = hw.SMEM_LINE_BYTES // self.config.out_bytes
-        return line if self.o_columns % line == 0 else line // 2
+        return self.panel(self.o_columns, self.config.out_bytes)
 
     @cached_property
     def o_columns(self) -> int:

@@ -1,7 +1,7 @@
 """Store of O to global memory (device code).
 
 A warpgroup writes its O to shared memory, from which TMA stores it. If a box of rows would cover
-rows of another entry, or O is fp32, the threads store pieces of their rows instead.
+rows of another entry, or O is fp32 or e4m3, the threads store pieces of their rows instead.
 """
 
 import cutlass
@@ -9,8 +9,8 @@ import cutlass.cute as cute
 from cutlass import Float32
 from cutlass.cute.nvgpu import warp
 
-from fmha.shared.args import OUT_TYPES, Lane, Scope, Work
-from fmha.shared.epilogue import rotate_back, store_pieces
+from fmha.shared.args import Lane, Scope, Work
+from fmha.shared.epilogue import rotate_back, round_output, store_pieces
 from fmha.shared.fp8 import value_scale
 from fmha.shared.load import o_box, panel_at
 from fmha.shared.two_rows import rescale
@@ -19,6 +19,7 @@ from fmha.sm90.plan import Plan90
 from fmha.sm90.products import K, make_pv_mma, panels_of
 from kernelkit.device.barriers import meet
 from kernelkit.device.boxes import BoxPosition, copy_out
+from kernelkit.device.narrow import inverse_of
 from kernelkit.device.umma import shared
 from kernelkit.plan import hw
 
@@ -42,8 +43,7 @@ def store_o(
         rescale(o, (scale, scale))
     if cutlass.const_expr(plan.config.rope_dim > 0):
         rotate_back(plan, work, lane, o, scope, whole=True)
-    rounded = cute.make_rmem_tensor(o.shape, OUT_TYPES[plan.config.o_dtype])
-    rounded.store(o.load().to(rounded.element_type))
+    rounded = round_output(plan, o, inverse_of(scope.tensors.tables.out_scale))
     if cutlass.const_expr(not plan.layout.o_in_smem):
         store_pieces(plan, work, lane, rounded, scope)
     elif stored_by_tma(plan, work):

@@ -253,14 +253,13 @@ class Layout(Tiles):
 
     @cached_property
     def o_panel(self) -> int:
-        line = hw.SMEM_LINE_BYTES // self.config.out_bytes
-        return line if self.config.v_dim % line == 0 else line // 2
+        return self.panel(self.config.v_dim, self.config.out_bytes)
 
     @cached_property
     def o_in_smem(self) -> bool:
         """Whether O is stored by TMA from shared memory, if it fits there.
 
-        In fp32 four lanes write whole sectors of global memory, so TMA gains nothing.
+        In fp32 and e4m3 four lanes write whole sectors of global memory, so TMA gains nothing.
         """
         narrow = self.config.out_bytes == ITEM_BYTES["bf16"]
         return narrow and self._free >= self.q_tiles * self._bytes_of_o

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from gqa_lowlatency.config import COLUMNS, WARP_COUNTS, DecodeConfig
-from kernelkit.compile.arch import PORTABLE, require_pdl, written_for
+from kernelkit.compile.arch import PORTABLE, WITHOUT_E4M3, require_pdl, written_for
 from kernelkit.plan import hw
 from kernelkit.plan.barriers import BarrierPlan, NamedBarrier
 from kernelkit.plan.dtypes import ITEM_BYTES
@@ -30,7 +30,6 @@ PAD = 4  # fp32 between columns of partial results: no two lanes write to one ba
 # Parts whose sums are loaded at once without clusters. A KV head then has tens of parts, and one
 # load after the other would take longer than their keys.
 PARTS_AHEAD = 8
-WITHOUT_E4M3 = ("sm_80", "sm_86", "sm_87")  # PTX ISA, cvt: e4m3x2 needs sm_89
 
 
 @dataclass(frozen=True)
@@ -245,4 +244,8 @@ class PortablePlan:
         if config.keys_dtype == "e4m3" and arch in WITHOUT_E4M3:
             raise NotImplementedError(
                 f"e4m3 keys on {arch}: their conversion needs compute capability 8.9"
+            )
+        if config.o_dtype == "e4m3" and arch in WITHOUT_E4M3:
+            raise NotImplementedError(
+                f"out_dtype e4m3 on {arch}: its conversion needs compute capability 8.9"
             )

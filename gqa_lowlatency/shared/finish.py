@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Boolean, Float16, Float32, Int32
+from cutlass import BFloat16, Boolean, Float16, Float32, Int32, Uint32
 
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.shared import mailbox
 from gqa_lowlatency.shared.args import Place, Tables, Tensors
 from kernelkit.device.barriers import meet
+from kernelkit.device.narrow import inverse_of, to_e4m3
 from kernelkit.device.online_softmax import finite, in_log2_units
 from kernelkit.device.shared_words import load, store
 from kernelkit.plan.barriers import BarrierPlan
@@ -132,7 +133,12 @@ def write(
         gO = cute.local_tile(
             tensors.o[place.entry, token, head, None], (mailbox.VECTOR,), (vector,)
         )
-        gO.store((acc.load() * norm).to(OUT_TYPES[config.o_dtype]))
+        acc.store(acc.load() * norm)
+        if cutlass.const_expr(config.o_dtype == "e4m3"):
+            word = to_e4m3(acc, inverse_of(tables.out_scale))
+            cute.recast_tensor(gO, Uint32).store(word.load())
+        else:
+            gO.store(acc.load().to(OUT_TYPES[config.o_dtype]))
         if vector == 0:
             log_total = (cute.math.log2(total, fastmath=True) + top) * LN_2
             tensors.lse[place.entry, head, token] = -Float32.inf if total == 0.0 else log_total

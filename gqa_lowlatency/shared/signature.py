@@ -58,6 +58,7 @@ def _tables(config: DecodeConfig, q_heads: Any, kv_heads: Any) -> Tables:
         sinks=array(config.sinks, Float32, q_heads),
         k_scale=array(config.k_scale, Float32, kv_heads),
         v_scale=array(config.v_scale, Float32, kv_heads),
+        out_scale=array(config.out_scale, Float32, cute.sym_int32()),
         partial=array(config.parts, Float32, sizes[2], sizes[3], cute.sym_int32()),
         counts=array(config.parts, Int32, sizes[2]),
         first=array(config.first, Int32, sizes[0]),

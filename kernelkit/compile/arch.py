@@ -27,6 +27,7 @@ WRITTEN_FOR: dict[str, str] = {
     "sm_103a": "sm_100a",
     **dict.fromkeys(("sm_86", "sm_87", "sm_89", "sm_120a", "sm_121a"), PORTABLE),
 }
+WITHOUT_E4M3 = ("sm_80", "sm_86", "sm_87")  # PTX ISA, cvt: e4m3x2 needs sm_89
 
 Arch = TypeVar("Arch", str, str | None)
 

@@ -9,6 +9,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Uint32
 
+from kernelkit.device.warp_mma import pack_e4m3
+
 PER_WORD = {"e2m1": 8, "e4m3": 4}
 
 
@@ -28,6 +30,38 @@ def packed_elements(
         words[word] = cute.arch.inline_ptx(
             text, write_only_types=[Uint32], read_only_args=[*elements, inverse]
         )
+    return words
+
+
+@cute.jit
+def inverse_of(scale: cute.Tensor | None) -> Float32 | None:
+    """Return 1 / scale[0], rounded once; None without a scale.
+
+    A scale below 2^-126 counts as 2^-126: the inverse is finite, and 0 times it is 0. NaN stays
+    NaN.
+    """
+    if cutlass.const_expr(scale is None):
+        return None
+    return cute.arch.inline_ptx(
+        "{ .reg .f32 s; max.NaN.f32 s, {$r0}, 0f00800000; rcp.rn.f32 {$w0}, s; }",
+        write_only_types=[Float32],
+        read_only_args=[scale[0]],
+    )
+
+
+@cute.jit
+def to_e4m3(values: cute.Tensor, factor: Float32 | None) -> cute.Tensor:
+    """Return words of four e4m3 each: `values` (N,) times `factor`, or as they are without one.
+
+    Compute capability 8.9 is the first that has the conversion. Use `packed_elements` for kernels
+    of sm_100a and sm_90a whose factor is always there.
+    """
+    words = cute.make_rmem_tensor(cute.size(values) // PER_WORD["e4m3"], Uint32)
+    for word in cutlass.range_constexpr(cute.size(words)):
+        four = tuple(values[word * PER_WORD["e4m3"] + place] for place in range(4))
+        if cutlass.const_expr(factor is not None):
+            four = tuple(value * factor for value in four)
+        words[word] = pack_e4m3(*four)
     return words
 
 

@@ -84,6 +84,21 @@ def of_heads(numbers: torch.Tensor, scale: float | torch.Tensor | None) -> torch
     return each.repeat_interleave(numbers.shape[0] // len(each))[:, None, None]
 
 
+def divided(o: torch.Tensor, scale: float | torch.Tensor | None) -> torch.Tensor:
+    """Divide O by an out_scale, a number or [1]."""
+    if scale is None:
+        return o
+    return o / (scale.to(o) if isinstance(scale, torch.Tensor) else scale)
+
+
+def saturated(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Round to `dtype`. e4m3 has no infinity: too large numbers become +-448, NaN stays NaN."""
+    if dtype == torch.float8_e4m3fn:
+        most = torch.finfo(dtype).max
+        numbers = numbers.clamp(-most, most)
+    return numbers.to(dtype)
+
+
 def _logits(products: torch.Tensor, head_dim: int, numbers: Numbers) -> torch.Tensor:
     """Scores [Hq, rows, keys] of q.k."""
     scale = 1.0 / math.sqrt(head_dim) if numbers.scale is None else numbers.scale

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kernelkit.numerics.definition import saturated
+
 LSE_FLOOR = 2.0**-10  # lg2.approx, ex2.approx and the fp32 sum of a row
 LSE_ULPS = 2.0  # four roundings of half an ulp each, which show where |LSE| is large
 REFERENCE_FACTOR = 2.0
@@ -67,6 +69,36 @@ def compare_output(
     row_top = _finite(exact).abs().amax(dim=-1, keepdim=True)
     limit = REFERENCE_FACTOR * reference_error + ulp(row_top, dtype).expand_as(exact)
     return _worst("O", _difference(actual, exact), limit, reference_error)
+
+
+def compare_e4m3(
+    actual: torch.Tensor,
+    exact: torch.Tensor,
+    rounded: torch.Tensor,
+    dtype: torch.dtype,
+    dims: tuple[int, ...] | None = None,
+) -> Report:
+    """O of a kernel in e4m3: each element is a number within `compare_output`, rounded once.
+
+    Args:
+        actual: e4m3.
+        exact: the fp64 definition of O / out_scale, not saturated.
+        rounded: the same with the kernel's roundings but the last, in fp32.
+        dtype, dims: as of `compare_output`.
+    """
+    e4m3 = torch.float8_e4m3fn
+    mismatch = _special_mismatch("O", actual.float(), saturated(exact, e4m3).float())
+    if mismatch is not None:
+        return mismatch
+    reference_error = _largest(_difference(rounded, exact), dims)
+    row_top = _finite(exact).abs().amax(dim=-1, keepdim=True)
+    limit = REFERENCE_FACTOR * reference_error + ulp(row_top, dtype)
+    low, high = (saturated(exact + side, e4m3).double() for side in (-limit, limit))
+    found = _finite(actual)
+    nearest = torch.minimum(torch.maximum(found, _finite(low)), _finite(high))
+    # Codes are discrete: a wrong one is off by the smallest subnormal or more.
+    allowed = torch.full_like(found, torch.finfo(e4m3).smallest_normal / 16)
+    return _worst("O in e4m3", (found - nearest).abs(), allowed, reference_error)
 
 
 def compare_lse(

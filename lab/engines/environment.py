@@ -44,6 +44,7 @@ blackwell_harness = lab.engines.harness.observe:install
 [sglang.srt.plugins]
 blackwell_harness = lab.engines.harness.observe:install
 """
+PARTS = {"venv": ("requirements.txt",), "models": ("models.py",)}  # part -> what it is made from
 Say = Callable[[str], None]
 
 
@@ -87,29 +88,49 @@ class Environment:
         return kept | {"TOKENIZERS_PARALLELISM": "false"}
 
     def is_built(self) -> bool:
-        """Whether `build` finished with the same versions and requirements."""
-        stamp = self.folder / "built"
-        return stamp.exists() and stamp.read_text(encoding="utf-8") == self._stamp()
+        """Whether `build` finished with the same versions, requirements and models."""
+        return self.stamps() == {name: self._written(name) for name in PARTS}
+
+    def stamps(self) -> dict[str, str]:
+        """A digest of what each part is made from."""
+        texts = {
+            name: [(HERE / file).read_text(encoding="utf-8") for file in files]
+            for name, files in PARTS.items()
+        }
+        texts["venv"] += [ENTRY_POINTS, *map(str, self.versions.items())]
+        return {
+            name: hashlib.sha256("\n".join(text).encode()).hexdigest()
+            for name, text in texts.items()
+        }
+
+    def _written(self, part: str) -> str:
+        stamp = self.folder / f"{part}.stamp"
+        return stamp.read_text(encoding="utf-8") if stamp.exists() else ""
 
     def build(self, say: Say = print) -> None:
-        """Create the environment and the models, unless `is_built`.
+        """Create the environment and the models, each unless it is there.
 
         Raises:
             subprocess.CalledProcessError: if pip fails; its output is on the terminal.
         """
-        if self.is_built():
-            return
-        for name in ("venv", "models"):
-            shutil.rmtree(self.folder / name, ignore_errors=True)
         self.folder.mkdir(parents=True, exist_ok=True)
-        say(f"{self.folder}: an environment of its own, about 2.3 GB and two minutes")
+        makers = {"venv": self._make_venv, "models": self._make_models}
+        for part, stamp in self.stamps().items():
+            if self._written(part) != stamp:
+                shutil.rmtree(self.folder / part, ignore_errors=True)
+                makers[part](say)
+                (self.folder / f"{part}.stamp").write_text(stamp, encoding="utf-8")
+
+    def _make_venv(self, say: Say) -> None:
+        say(f"{self.folder}: an environment of its own, about 2.3 GB and some minutes")
         subprocess.run([sys.executable, "-m", "venv", self.folder / "venv"], check=True)
         self._install(say)
         self._add_harness()
+
+    def _make_models(self, say: Say) -> None:
         say("tiny models of random weights")
         command = [self.python, "-m", "lab.engines.models", self.models]
         subprocess.run(command, check=True, env=self.variables(), cwd=ROOT)
-        (self.folder / "built").write_text(self._stamp(), encoding="utf-8")
 
     def _install(self, say: Say) -> None:
         pinned = HERE / "requirements.txt"
@@ -141,12 +162,6 @@ class Environment:
         (about / "METADATA").write_text(metadata, encoding="utf-8")
         (about / "entry_points.txt").write_text(ENTRY_POINTS, encoding="utf-8")
         (self.site / "torchvision" / "_meta_registrations.py").write_text("", encoding="utf-8")
-
-    def _stamp(self) -> str:
-        parts = [*map(str, self.versions.items()), ENTRY_POINTS]
-        parts += [(HERE / name).read_text(encoding="utf-8")
-                  for name in ("requirements.txt", "models.py", "environment.py")]  # fmt: skip
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def unpack(wheel: Path, site: Path) -> None:

@@ -64,8 +64,9 @@ SEEN: dict[str, Callable[[Seen], bool]] = {
 }
 
 ALONE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # the engine in the worker's own process
-V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0", **ALONE}
-V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", **ALONE}
+TRITON = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0", **ALONE}  # launches no kernel of Triton but for drafts
+V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1", **TRITON, **ALONE}
 SPAWNED = V2 | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
 WIDE, BOTH = (5, 40), ("decode", "prompt", "window")  # prompts beyond the window
 DRAFTS = {"speculative_config": {
@@ -92,7 +93,7 @@ VLLM = (
              counted=("vllm:num_preemptions",)),
     Scenario("asynchronous", lengths=(5, 33, 9),
              variables={**SPAWNED, "BLACKWELL_ASYNCHRONOUS": "1"}),
-    Scenario("drafts", lengths=(40, 23), tokens=8, repeating=True, variables=V1,
+    Scenario("drafts", lengths=(40, 23), tokens=8, repeating=True, variables=V1 | TRITON,
              options=DRAFTS | {"async_scheduling": False}, seen=("prompt", "drafts"),
              counted=("vllm:spec_decode_num_accepted_tokens",)),
     Scenario("fp8", "llama_fp8_kv", weights="llama", scales=SCALES, variables=V2,

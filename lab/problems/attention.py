@@ -57,6 +57,7 @@ class Case(Tuning):  # type: ignore[misc, valid-type]
     amplitude: amplitude of q; large values move the row maximum from tile to tile.
     normalize: if False, the raw output is normalised here.
     out_dtype: '' for the default of the API.
+    out_scale: divisor of an O in e4m3, 0 for none.
     climb: keys, and scores with them, grow by that factor plus 1 up to the last, or down from the
     first if it is negative.
     depth: its square lowers all scores, before they are scaled.
@@ -87,6 +88,7 @@ class Case(Tuning):  # type: ignore[misc, valid-type]
     page_size: int = 0
     rope_dim: int = 0
     out_dtype: str = ""
+    out_scale: float = 0.0
     pack_heads: bool | None = None
     scale: float | None = None
     pdl: bool = False
@@ -108,6 +110,7 @@ class Case(Tuning):  # type: ignore[misc, valid-type]
         parts += self._tuned(in_front=True)
         parts += [self.dtype + f".{self.kv_dtype}" * bool(self.kv_dtype)]
         parts[-1] += f">{self.out_dtype}" * bool(self.out_dtype)
+        parts[-1] += f".{self.out_scale:g}" * bool(self.out_scale)
         parts += ["scales"] * self.scales + ["kisv"] * self.k_is_v
         parts += ["raw"] * (not self.normalize) + ["causal"] * self.causal
         if self.window != (None, None):
@@ -155,7 +158,7 @@ class Case(Tuning):  # type: ignore[misc, valid-type]
     def group(self) -> str:
         """Cases of one group share a compiled kernel (or two, where packing is automatic)."""
         static = (
-            self.dims, self.dtype, self.out_dtype, self.normalize,
+            self.dims, self.dtype, self.out_dtype, self.out_scale > 0, self.normalize,
             self.causal or self.window[1] is not None, self.window[0] is not None,
             self.sink_tokens > 0, self.softcap > 0, self.sinks, self.q_offset is not None,
             self.q_lens is not None, self.k_lens is not None, self.kv_lens is not None,
@@ -311,6 +314,8 @@ class Case(Tuning):  # type: ignore[misc, valid-type]
                 options["sinks"][::2] = self.sink_value
             if self.extreme:
                 options["sinks"] = extremes.sinks(random.Random(self.extreme), self.heads[0])
+        if self.out_scale:
+            options["out_scale"] = torch.tensor([self.out_scale])
         if self.rope_dim:
             options["rope"] = self._rope()
         if self.scales:
@@ -438,10 +443,13 @@ def references(
     as a GPU makes them.
 
     8 bits of P make errors of a few rows a matter of luck: there each element is the worst of
-    several references, whose maxima lag by other shares."""
+    several references, whose maxima lag by other shares.
+
+    An O in e4m3 is left in fp32: `tolerance.compare_e4m3` rounds it."""
     inputs, options = inputs or case.inputs(), case.options()
     exact = reference.definition(*inputs, **options)
-    options |= {"out_dtype": DTYPES[case.o_dtype], "aligned_sums": aligned_sums}
+    o_dtype = "fp32" if case.o_dtype == FP8 else case.o_dtype
+    options |= {"out_dtype": DTYPES[o_dtype], "aligned_sums": aligned_sums}
     rounded = reference.rounded(*inputs, **options)
     if case.is_fp8 and sum(case.queries) * case.heads[0] < ENOUGH_ROWS:
         for phase in PHASES:
@@ -470,8 +478,9 @@ def judge(
         pairs = ((o, lse), *((each.o, each.lse) for each in (exact, rounded)))
         packed = case.q_lens is not None
         return extremes.judge(*pairs, case.coarsest, packed=packed)
+    compare_o = tolerance.compare_e4m3 if case.o_dtype == FP8 else tolerance.compare_output
     return [
-        tolerance.compare_output(o, exact.o, rounded.o, case.coarsest),
+        compare_o(o, exact.o, rounded.o, case.coarsest),
         tolerance.compare_lse(lse, exact.lse, rounded.lse),
         *reports,
     ]

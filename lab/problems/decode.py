@@ -35,6 +35,7 @@ class Case:
     flat: whether q lacks the dimension of tokens.
     pdl: '', 'pdl' or 'ready'.
     parts, cluster: 0 to choose automatically.
+    out_scale: divisor of an O in e4m3, 0 for none.
     tuning: other tunable fields of the config.
     firsts: the first key of each entry.
     sink_value: sink of every other head, from the first on.
@@ -49,6 +50,7 @@ class Case:
     kv_dtype: str = ""
     scales: str = "one"
     out_dtype: str = ""
+    out_scale: float = 0.0
     causal: bool = True
     window: int | None = None
     sink_tokens: int = 0
@@ -72,6 +74,7 @@ class Case:
     def __str__(self) -> str:
         kv = f".{self.kv_dtype}.{self.scales}" * bool(self.kv_dtype)
         parts = [f"d{self.head_dim}", self.dtype + kv + f">{self.out_dtype}" * bool(self.out_dtype)]
+        parts[-1] += f".{self.out_scale:g}" * bool(self.out_scale)
         parts += [f"h{self.heads[0]}.{self.heads[1]}", f"t{self.tokens}" + "flat" * self.flat]
         parts += ["causal" if self.causal else "full"]
         parts += [f"w{self.window}.{self.sink_tokens}"] * (self.window is not None)
@@ -95,6 +98,7 @@ class Case:
         static = replace(
             self, lens=(), heads=(self.heads[0] // self.heads[1], 1), scales="", amplitude=1.0,
             sink_value=None, climb=0.0, depth=0.0, extreme=0,
+            out_scale=float(self.out_scale > 0),
             window=None if self.window is None else 1, sink_tokens=int(self.sink_tokens > 0),
             softcap=float(self.softcap > 0), scale=None, parts=int(self.parts > 1),
             firsts=self.firsts[:0] or (0,) * bool(self.firsts),
@@ -210,6 +214,8 @@ class Case:
             "causal": self.causal, "window": self.window, "sink_tokens": self.sink_tokens,
             "softcap": self.softcap, "scale": self.scale, "out_dtype": DTYPES.get(self.out_dtype),
         }  # fmt: skip
+        if self.out_scale:
+            options["out_scale"] = torch.tensor([self.out_scale])
         if self.keys != "dense":
             options["kv_lens"] = torch.tensor(self.lens, dtype=torch.int32)
         if self.firsts:
@@ -274,11 +280,15 @@ def verdicts(
 ) -> list[tolerance.Report]:
     """On O, in units of `grain`, and LSE: the fp64 definition beside the kernel's roundings.
     extreme: each head by itself."""
+    narrow = results[0].dtype == DTYPES["e4m3"]
+    if narrow:  # `tolerance.compare_e4m3` rounds it
+        options = options | {"out_dtype": torch.float32}
     exact, rounded = (f(*inputs, **options) for f in (reference.definition, reference.rounded))
     if extreme:
         pairs = (results[0], results[1]), (exact.o, exact.lse), (rounded.o, rounded.lse)
         return extremes.judge(*pairs, grain)
+    compare_o = tolerance.compare_e4m3 if narrow else tolerance.compare_output
     return [
-        tolerance.compare_output(results[0], exact.o, rounded.o, grain),
+        compare_o(results[0], exact.o, rounded.o, grain),
         tolerance.compare_lse(results[1], exact.lse, rounded.lse),
     ]

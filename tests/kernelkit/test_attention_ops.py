@@ -36,11 +36,12 @@ OPTIONS = (
     {"causal": True, "return_lse": True},
     {"normalize": False, "window": (5, None), "sink_tokens": 2},
     {"return_lse": True, "out_dtype": torch.float32, "q_offset": 7},
+    {"return_lse": True, "out_dtype": E4M3, "out_scale": 0.5},
 )
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("options", OPTIONS, ids=("causal", "raw", "fp32"))
+@pytest.mark.parametrize("options", OPTIONS, ids=("causal", "raw", "fp32", "e4m3"))
 def test_fake_tensors_know_what_attention_will_return(kind, options):
     with FakeTensorMode():
         inputs, tables = problem(kind, "cuda", head_dims=(192, 128))
@@ -54,7 +55,7 @@ def test_fake_tensors_know_what_attention_will_return(kind, options):
 
 
 @pytest.mark.parametrize("kind", KINDS_OF_DECODE)
-@pytest.mark.parametrize("out_dtype", [None, torch.float32])
+@pytest.mark.parametrize("out_dtype", [None, torch.float32, E4M3])
 def test_fake_tensors_know_what_decode_will_return(kind, out_dtype):
     with FakeTensorMode():
         inputs, tables = problem(kind, "cuda")

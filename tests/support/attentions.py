@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 BF16, INT = torch.bfloat16, torch.int32
+E4M3 = torch.float8_e4m3fn
 COPY_TO = torch.ops.aten._to_copy.default
 
 Call = tuple[tuple, dict[str, Any]]
@@ -123,6 +125,33 @@ REFUSED: dict[str, Refusal] = {
     "sinks shape": ((Q, K, V), {"sinks": SINKS[:1]}, ValueError, "(1,), expected"),
     "sinks dtype": ((Q, K, V), {"sinks": SINKS.int()}, ValueError, "int32, expected a floating"),
     "out dtype": ((Q, K, V), {"out_dtype": torch.float64}, NotImplementedError, "float64"),
+    "out scale of bfloat16": (
+        (Q, K, V), {"out_scale": 2.0}, ValueError, "out_scale with out_dtype torch.bfloat16: only",
+    ),
+    "out scale 0": (
+        (Q, K, V), {"out_scale": 0.0, "out_dtype": E4M3}, ValueError, "out_scale 0.0: from 1.175e",
+    ),
+    "out scale inf": (
+        (Q, K, V), {"out_scale": math.inf, "out_dtype": E4M3}, ValueError, "out_scale inf: a fin",
+    ),
+    "out scale of text": (
+        (Q, K, V), {"out_scale": "1", "out_dtype": E4M3}, TypeError, "out_scale is '1', expected a",
+    ),
+    "out scale in a tensor": (
+        (Q, K, V), {"out_scale": torch.tensor([-2.0]), "out_dtype": E4M3}, ValueError,
+        "out_scale -2.0: from 1.175e",
+    ),
+    "out scale of each head": (
+        (Q, K, V), {"out_scale": torch.ones(4), "out_dtype": E4M3}, ValueError,
+        "out_scale is torch.float32 (4,), expected torch.float32, one number",
+    ),
+    "out scale of float64": (
+        (Q, K, V), {"out_scale": torch.ones(1).double(), "out_dtype": E4M3}, ValueError, "float64",
+    ),
+    "out in e4m3 on sm_86": (
+        (Q, K, V), {"out_dtype": E4M3, "arch": "sm_86"}, NotImplementedError,
+        "e4m3 on sm_86: its conversion needs compute capability 8.9",
+    ),
     "out of float64": ((Q, K, V), {"out": Q.double()}, NotImplementedError, "float64"),
     "out of another dtype": (
         (Q, K, V), {"out": Q.half(), "out_dtype": BF16}, ValueError, "out is torch.float16",

@@ -15,9 +15,10 @@ from fmha.shared.epilogue import finish, own_sink, store_statistics
 from fmha.shared.fp8 import value_scale
 from fmha.shared.walk import count_rounds, first_key, locate, plan_walk, stored_by_tma
 from fmha.sm100.plan import Plan
-from fmha.sm100.roles.epilogue import store_piece
+from fmha.sm100.roles.epilogue import Factors, store_piece
 from fmha.sm100.roles.rows import Lane, o_column, own_row, read_published, told_in_log2
 from kernelkit.device import tmem
+from kernelkit.device.narrow import inverse_of
 from kernelkit.device.pipelines import consumer_state, producer_state
 
 CHUNK = 16  # columns of O in flight: enough to hide latency, few enough not to spill
@@ -37,6 +38,7 @@ class Correction:
         q_tiles, v_stages = plan.layout.q_tiles, plan.layout.stages[1]
         row_state, o_state, tail_state = (consumer_state(1) for _ in range(3))
         out_state = producer_state(plan.layout.out_stages)
+        narrow = inverse_of(scope.tensors.tables.out_scale)
         v_first = Int32(0)  # stage of the V ring where the block begins
         for turn in cutlass.range(count_rounds(plan, order), unroll=1):
             work = locate(plan, scope.tensors, turn)
@@ -77,10 +79,11 @@ class Correction:
                 scale = value_scale(scope.tensors.tables, work)
                 if cutlass.const_expr(scale is not None):
                     factor = factor * scale if cutlass.const_expr(plan.config.normalize) else scale
+                factors = Factors(factor, narrow)
                 for piece in cutlass.range_constexpr(plan.layout.out_pieces):
                     if stored_by_tma(plan, work):
                         pipes.out.wait_free(out_state)
-                    store_piece(plan, work, walk, lane, factor, piece, out_state.index, scope)
+                    store_piece(plan, work, walk, lane, factors, piece, out_state.index, scope)
                     if stored_by_tma(plan, work):
                         out_state.advance()
             row_state.advance()

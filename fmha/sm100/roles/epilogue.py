@@ -9,13 +9,15 @@ A model that caches rotated keys as values (multi-head latent attention) gets an
 are rotated; rotating them back by the angle of the query's position leaves relative positions.
 """
 
+from dataclasses import dataclass
 from math import gcd
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from fmha.shared.args import OUT_TYPES, Globals, Scope, Tables, Walk, Work
+from fmha.shared.args import Globals, Scope, Tables, Walk, Work
+from fmha.shared.epilogue import round_output
 from fmha.shared.load import o_box, panel_at
 from fmha.shared.walk import (
     angle_row,
@@ -33,6 +35,14 @@ from kernelkit.device.boxes import BoxPosition, copy_out
 from kernelkit.device.pipelines import consumer_state
 
 VECTOR = 4  # fp32 angles of a 16-byte load
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Factors of a row of O: `sums` of what is read from TMEM, `narrow` of what becomes e4m3."""
+
+    sums: Float32
+    narrow: Float32 | None
 
 
 @cute.jit
@@ -84,7 +94,7 @@ def store_piece(
     work: Work,
     walk: Walk,
     lane: Lane,
-    factor: Float32,
+    factors: Factors,
     piece: cutlass.Constexpr,
     stage: Int32,
     scope: Scope,
@@ -102,13 +112,12 @@ def store_piece(
                     tmem.order_before_signal()
                     pipes.o.release(lane.row.q_tile)
         if cutlass.const_expr(plan.config.normalize or plan.config.v_scale):
-            values.store(values.load() * factor)
+            values.store(values.load() * factors.sums)
         v_piece, inside = divmod(column, layout.o_columns)
         first = v_piece * layout.o_tile + inside
         if cutlass.const_expr(plan.config.rope_dim > 0):
             rotate_back(plan, work, lane.row, values, first, tensors.tables)
-        rounded = cute.make_rmem_tensor(layout.o_chunk, OUT_TYPES[plan.config.o_dtype])
-        rounded.store(values.load().to(rounded.element_type))
+        rounded = round_output(plan, values, factors.narrow)
         if by_tma:
             index = stage * plan.layout.halves + lane.row.half
             store_line(

@@ -90,6 +90,18 @@ def test_vllm_compiles_nothing_then(name, arch, monkeypatch):
         vllm_driver.serve(vllm.Engine(plugin, shape))
 
 
+@pytest.mark.parametrize(("arch", "window"), [("sm_90a", 9), ("sm_100a", None), ("sm_90a", 1)])
+def test_vllm_compiles_nothing_for_drafts(arch, window, monkeypatch):
+    """Drafts of any length, and blocks of them, in which tokens see one another."""
+    shape = LayerShape(window=window)
+    sizes = replace(sizes_of(shape, vllm.WIDTH * PAGE), drafts=2)
+    for causal in (True, False):
+        warm.warmup(replace(layer_of(shape), causal=causal), sizes, arch)
+    monkeypatch.setattr(kernel_compile, "_make", None)
+    with emulation(arch=arch), imported(vllm) as plugin:
+        vllm_driver.drafts(vllm.Engine(plugin, shape, drafts=2))
+
+
 @pytest.mark.parametrize(("page_size", "arch"), [(1, "sm_90a"), (16, "sm_100a")])
 def test_sglang_compiles_nothing_then(page_size, arch, monkeypatch):
     shape = sglang_driver.SHAPES["plain"]

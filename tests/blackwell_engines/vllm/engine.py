@@ -80,6 +80,7 @@ class CommonAttentionMetadata:
     block_table_tensor: torch.Tensor
     slot_mapping: torch.Tensor
     causal: Any = True
+    seq_lens_cpu_upper_bound: torch.Tensor | None = None
 
 
 class _Named(EnumMeta):
@@ -267,6 +268,7 @@ class Engine:
             max_seq_len=int(ends.max()),
             block_table_tensor=table.to(self.device),
             slot_mapping=torch.tensor(slots, device=self.device),
+            seq_lens_cpu_upper_bound=ends,
         ), order
 
     def step(

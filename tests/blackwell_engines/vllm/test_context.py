@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from blackwell_engines.vllm.context import Place
+from fmha.reference import definition
 from tests.blackwell_engines.requests import LayerShape, Request
 from tests.blackwell_engines.vllm.engine import RANKS, Engine, config_of
 
@@ -24,10 +25,11 @@ class Group:
 
     def __init__(self) -> None:
         self.barrier, self.given = threading.Barrier(COUNT, timeout=60), [None] * COUNT
-        self.here = threading.local()
+        self.here, self.exchanges = threading.local(), 0
 
     def exchange(self, value: Any) -> list[Any]:
         self.given[self.here.rank] = value
+        self.exchanges += 1
         self.barrier.wait()
         found = [*self.given]
         self.barrier.wait()
@@ -99,7 +101,8 @@ class Ranks:
         step = engine.builder.build(0, common)
         return engine.impl.forward(engine.layer, q, k, v, engine.cache, step, out)
 
-    def step(self, plan: dict[int, int]) -> None:
+    def step(self, plan: dict[int, int], most: float | None = None) -> None:
+        """Run a step and judge it, with `most` loosely: new keys are not rounded to e4m3."""
         with ThreadPoolExecutor(COUNT) as pool:
             parts = [*pool.map(lambda rank: self.run(rank, plan), range(COUNT))]
         out, first = torch.cat(parts, 1), 0
@@ -107,7 +110,13 @@ class Ranks:
             for engine in self.engines[1:]:
                 engine.requests[name].done += new
             request = self.engines[0].requests[name]
-            request.judge(out[first : first + new], request.done)
+            tokens, end = out[first : first + new], request.done + new
+            if most is None:
+                request.judge(tokens, request.done)
+            else:
+                k, v = request.k[None, :end], request.v[None, :end]
+                exact = definition(request.q[None, request.done : end], k, v, causal=True).o[0]
+                assert (tokens.double() - exact).abs().max() < most
             request.done, first = request.done + new, first + new
 
 
@@ -119,10 +128,22 @@ def test_two_ranks(sinks, interleave, plugin, group, engines_by_definition):
     for name in (1, 2, 3):
         ranks.admit(name, 80)
     ranks.step({1: 20})
+    assert not group.exchanges, "a prompt without a past sees its own keys alone"
     ranks.step({1: 1, 2: 33, 3: 1})
     ranks.step({1: 1, 3: 1, 2: 17})
     ranks.step({1: 1, 2: 1, 3: 1})
     assert engines_by_definition.count("decode") >= 2 * COUNT
+
+
+def test_two_ranks_with_caches_in_e4m3(plugin, group, engines_by_definition):
+    """Scales are of the cache: new tokens see one another by keys that were never scaled."""
+    shape = replace(SHAPE, kv_dtype=torch.float8_e4m3fn, scales=(0.5, 0.25))
+    ranks = Ranks(plugin, shape, 1)
+    for name in (1, 2):
+        ranks.admit(name, 80)
+    ranks.step({1: 20}, most=0.3)
+    ranks.step({1: 1, 2: 33}, most=0.3)
+    ranks.step({1: 17, 2: 4}, most=0.3)
 
 
 @pytest.mark.parametrize("interleave", [1, 4])

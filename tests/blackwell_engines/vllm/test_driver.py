@@ -27,6 +27,16 @@ def serve(engine: Engine) -> None:
     engine.step({1: 1, 2: 1, 3: 1})
 
 
+def drafts(engine: Engine) -> None:
+    """Run drafts of several lengths, alike and not, and blocks of them, which are not causal."""
+    for name in (1, 2):
+        engine.admit(name, 60)
+    engine.step({1: 9, 2: 20})
+    for plan in ({1: 3, 2: 3}, {1: 2, 2: 2}, {1: 3, 2: 2}):
+        for causal in (True, False):
+            engine.step(plan, causal=causal)
+
+
 @pytest.mark.parametrize("layout", STRIDES)
 @pytest.mark.parametrize("name", SHAPES)
 def test_by_definition(name, layout, plugin, engines_by_definition):
@@ -39,6 +49,12 @@ def test_by_definition(name, layout, plugin, engines_by_definition):
 def test_kernels(name, arch, plugin, poisoned_outputs):
     with emulation(arch=arch):
         serve(Engine(plugin, SHAPES[name], layout="LBHNC" if arch == "sm_90a" else "LBNHC"))
+
+
+@pytest.mark.parametrize(("arch", "window"), [("sm_100a", 9), ("sm_90a", None), ("sm_89", 1)])
+def test_kernels_of_drafts(arch, window, plugin, poisoned_outputs):
+    with emulation(arch=arch):
+        drafts(Engine(plugin, LayerShape(window=window), drafts=2))
 
 
 def test_drafts_are_decoded_together(plugin, engines_by_definition):

@@ -112,6 +112,17 @@ def test_combinations(head_size, dtype, cache, capability, reason, plugin):
     assert found is None if reason is None else re.search(reason, found)
 
 
+def test_what_vllm_may_ask_for(plugin):
+    backend, impl = plugin.BlackwellKernelsBackend, plugin.BlackwellKernelsImpl
+    kinds = ("decoder", "encoder", "encoder_only", "encoder_decoder", "another")
+    assert [backend.supports_attn_type(kind) for kind in kinds] == [True] * 4 + [False]
+    assert backend.supports_non_causal()
+    assert backend.supports_per_head_quant_scales()
+    assert not backend.supports_device_cpu_query_lens_mismatch()
+    assert impl.supports_dcp
+    assert impl.can_return_lse_for_decode
+
+
 def test_alibi_is_refused_before_layers_are_made(plugin, monkeypatch):
     """vLLM names no slopes to its check of a configuration, but the model is known then."""
     model = SimpleNamespace(uses_alibi=True)
