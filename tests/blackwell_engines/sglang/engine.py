@@ -173,8 +173,10 @@ ROWS, POSITIONS, SLOTS, WINDOWED = 5, 128, 256, 128
 
 
 class Engine:
-    """Driver. windowed: adds a second layer, which has a window and its own pool. chunk: layers
-    with `use_irope` see so many positions.
+    """Driver.
+
+    windowed: adds a second layer, which has a window and its own pool
+    chunk: layers with `use_irope` see so many positions
     """
 
     def __init__(
