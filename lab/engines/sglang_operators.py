@@ -22,7 +22,7 @@ VERSION = "0.4.10"  # that SGLang 0.5.23 asks for
 def install() -> None:
     """Let imports of `sgl_kernel` and of what is below it find the functions of this file."""
     if NAME not in sys.modules:
-        sys.meta_path.append(_Finder())  # type: ignore[arg-type]
+        sys.meta_path.append(_Finder())
 
 
 class _Absent:

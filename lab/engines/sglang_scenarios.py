@@ -38,7 +38,7 @@ SGLANG = (
     # SGLang's own way to test it; requests that ignore the end are admitted only if they fit.
     Scenario("retraction", lengths=(20, 30, 25), tokens=12, counted=("retractions",),
              variables={"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "6"}),
-    Scenario("ngram", lengths=(20, 60), tokens=12, repeating=True, counted=("accepted",),
+    Scenario("ngram", lengths=(20, 60), tokens=24, repeating=True, counted=("verified",),
              options={**DRAFTS, "speculative_algorithm": "NGRAM", "page_size": 1}),
     Scenario("draft-model", lengths=(5, 40), tokens=12, counted=("accepted",),
              seen=("decode", "drafts", "prompt"), options={
