@@ -37,6 +37,7 @@ class Batch:
     step: of layers with all keys
     windowed: the same with slots of the window layers, if these have a pool of their own
     local: of layers that see their chunk of positions alone
+    cross: of layers that see an encoder's keys alone
     written: int64 [tokens], the slots of the new tokens in the pool of the window layers
     whole: whether only new tokens are visible
     tokens: the numbers of an eager forward
@@ -45,6 +46,7 @@ class Batch:
     step: Step
     windowed: Step | None = None
     local: Step | None = None
+    cross: Step | None = None
     written: torch.Tensor | None = None
     whole: bool = False
     tokens: Tokens | None = None
@@ -118,7 +120,8 @@ class BlackwellKernelsBackend(AttentionBackend):
         pages = min(_next_power(-(-bound // self.page_size)), self.pages)
         maps = [None] if self.mapping is None else [None, self.mapping]
         rows = (forward_batch.req_pool_indices, self.page_size, pages)
-        tables = [page_table(self.req_to_token, *rows, mapping) for mapping in maps]
+        first = self._first(forward_batch)
+        tables = [page_table(self.req_to_token, *rows, mapping, first) for mapping in maps]
         steps = [self._step(tokens, forward_batch, seq_lens, table, bound) for table in tables]
         # Every key of a decoded token but its own is in the pool.
         whole = not tokens.decoded and tokens.new == tokens.keys
@@ -155,7 +158,26 @@ class BlackwellKernelsBackend(AttentionBackend):
         if step.gathered is None and tokens is not None:
             requests = forward_batch.req_pool_indices
             given = (self.req_to_token, requests, step.seq_lens, tokens.keys)
-            step.gathered = keys_of(*given, mapping)
+            step.gathered = keys_of(*given, mapping, self._first(forward_batch))
+
+    def _first(self, forward_batch: Any) -> torch.Tensor | None:
+        """Where the decoder's slots of each request begin: those of its encoder come first."""
+        lengths = forward_batch.encoder_lens
+        return None if lengths is None else lengths.long()
+
+    def _cross_step(self, forward_batch: Any) -> Step:
+        """The step of layers whose tokens see all keys of an encoder."""
+        batch, requests = self.batch, forward_batch.req_pool_indices
+        assert batch is not None
+        lengths, known = forward_batch.encoder_lens.int(), list(forward_batch.encoder_lens_cpu)
+        bound = max(known, default=0)
+        table = page_table(self.req_to_token, requests, self.page_size, max(bound, 1))
+        step = replace(
+            batch.step, seq_lens=lengths, table=table, bound=bound, causal=False, gathered=None
+        )
+        if self.gathers and step.rest:
+            step.gathered = keys_of(self.req_to_token, requests, lengths, known)
+        return step
 
     def _local_step(self, forward_batch: Any) -> Step:
         """The step of layers whose tokens see the keys of their own chunk of positions, as SGLang
@@ -283,12 +305,15 @@ class BlackwellKernelsBackend(AttentionBackend):
         assert batch is not None  # the engine describes a forward before it runs layers
         if save_kv_cache and new[0] is not None:
             where = KVWriteLoc.for_batch(forward_batch, swa_loc=batch.written)
+            if layer.is_cross_attention:
+                where = KVWriteLoc(forward_batch.encoder_out_cache_loc)
             scales = self._scales_of(layer)
             self.token_to_kv_pool.set_kv_buffer(
                 layer, where, *new, *(s for s in scales if s is not None)
             )
         # Layers that share the keys of another one bring none.
         fresh = new if batch.whole and new[0] is not None and self._own else None
+        fresh = None if layer.is_cross_attention else fresh
         step = self._step_of(layer, forward_batch, fresh is None)
         if encodes:
             drafts = batch.tokens is None or batch.tokens.decoded
@@ -312,6 +337,9 @@ class BlackwellKernelsBackend(AttentionBackend):
         if layer.use_irope and self.chunk:
             batch.local = batch.local or self._local_step(forward_batch)
             return batch.local
+        if layer.is_cross_attention:
+            batch.cross = batch.cross or self._cross_step(forward_batch)
+            return batch.cross
         step = batch.step
         if batch.windowed and self.token_to_kv_pool.layers_mapping[layer.layer_id][1]:
             step, mapping = batch.windowed, self.mapping
@@ -382,8 +410,7 @@ def _encodes(layer: Any) -> bool:
 def _refuse_layer(layer: Any) -> None:
     """NotImplementedError for a `RadixAttention` whose masks or scores no kernel has."""
     kind = getattr(layer.attn_type, "value", layer.attn_type)
-    if layer.is_cross_attention or kind not in ("decoder", "encoder_only"):
-        kind = "cross-attention" if layer.is_cross_attention else kind
+    if kind not in ("decoder", "encoder_only"):
         raise NotImplementedError(f"attention of kind {kind}: only decoders and encoders")
     if layer.xai_temperature_len > 0:
         raise NotImplementedError(

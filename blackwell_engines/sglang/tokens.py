@@ -36,14 +36,17 @@ def tokens_of(batch: Any, page_size: int, ahead: int = 0) -> Tokens:
     Raises:
         NotImplementedError: for modes that are not decoding, prompts, both at once, or drafts that
             are verified or extended; for drafts of a draft model, branches of drafts in pages of
-            several slots, drafts of unequal number, encoder lengths, and lengths that only the
-            device knows.
+            several slots, drafts of unequal number, keys of encoders in such pages, and lengths
+            that only the device knows.
     """
     mode = batch.forward_mode
     if batch.seq_lens_cpu is None:
         raise NotImplementedError("a batch without seq_lens_cpu: the host has to know the lengths")
-    if getattr(batch, "encoder_lens", None) is not None:
-        raise NotImplementedError("a batch with encoder_lens: only decoders, or encoders alone")
+    if batch.encoder_lens is not None and (page_size > 1 or mode.is_target_verify()):
+        raise NotImplementedError(
+            f"encoders before the decoder's tokens with page_size {page_size} or drafts: only "
+            "page_size 1, without drafts"
+        )
     keys = batch.seq_lens_cpu.tolist()
     if mode.is_decode_or_idle():
         _refuse_draft_model(batch, ahead)
@@ -102,6 +105,8 @@ def graph_tokens(batch: Any, ahead: int = 0) -> int:
         NotImplementedError: for graphs of anything but decoding and chains of drafts.
     """
     mode = batch.forward_mode
+    if batch.encoder_lens is not None:
+        raise NotImplementedError("a graph with keys of encoders: pass --disable-cuda-graph")
     if mode.is_decode_or_idle():
         _refuse_draft_model(batch, ahead)
         return 1

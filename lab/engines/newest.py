@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from lab.engines.environment import VERSIONS, Environment
 from lab.engines.interfaces import NAMES
 from lab.engines.judge import Reference
-from lab.engines.run import RUNS, EngineError
-from lab.engines.scenarios import SCENARIOS
+from lab.engines.registry import RUNS, SCENARIOS
+from lab.engines.run import EngineError
 from lab.house.source import ROOT
 
 

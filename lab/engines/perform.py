@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from lab.engines.environment import OVERRIDDEN, Environment
-from lab.engines.run import RUNS, EngineError
-from lab.engines.scenarios import SCENARIOS, Scenario
+from lab.engines.registry import RUNS, SCENARIOS
+from lab.engines.run import EngineError
+from lab.engines.scenarios import Scenario
 from lab.tools.common import refuse
 
 

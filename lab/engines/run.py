@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -110,7 +110,3 @@ def run(
         raise EngineError(f"{name} ended with {code}; the end of {place / 'log'}:\n{tail}")
     result = json.loads(files[1].read_text(encoding="utf-8"))
     return Run(scenario, result["rounds"], result["metrics"], read(place / "calls"))
-
-
-# engine -> (environment, scenario, fault) -> Run
-RUNS: Mapping[str, Callable[[Environment, Scenario, str], Run]] = {"vllm": run_vllm}

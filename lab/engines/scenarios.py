@@ -101,6 +101,5 @@ VLLM = (
     Scenario("two-ranks", variables=SPAWNED, options={"tensor_parallel_size": 2},
              seen=("decode", "prompt", "half the heads")),
 )  # fmt: skip
-SCENARIOS: Mapping[str, Sequence[Scenario]] = {"vllm": VLLM}
 # fault of `harness.observe` -> a run that has to notice it
 PLANTED = {"slot": "llama", "window": "mistral", "scale": "fp8"}

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lab.engines import sglang_options
 from lab.engines.environment import Environment
 from lab.engines.harness.observe import FOLDER, read
 from lab.engines.run import EngineError
@@ -56,7 +57,8 @@ VLLM = Kind(
     "/metrics",
     ("vllm:kv_cache_usage_perc", "vllm:num_requests_running", "vllm:num_requests_waiting"),
 )  # fmt: skip
-KINDS = {"vllm": VLLM}
+SGLANG = Kind(sglang_options.server_words, {}, "/health", "/metrics", sglang_options.LEFT)
+KINDS = {"vllm": VLLM, "sglang": SGLANG}
 
 
 @dataclass(frozen=True)

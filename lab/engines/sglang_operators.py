@@ -22,7 +22,7 @@ VERSION = "0.4.10"  # that SGLang 0.5.23 asks for
 def install() -> None:
     """Let imports of `sgl_kernel` and of what is below it find the functions of this file."""
     if NAME not in sys.modules:
-        sys.meta_path.append(_Finder())  # type: ignore[arg-type]
+        sys.meta_path.append(_Finder())
 
 
 class _Absent:
@@ -110,15 +110,18 @@ def verify_tree_greedy_cpu(
 
 
 def build_tree_kernel_efficient_cpu(
-    parents: torch.Tensor, selected: torch.Tensor, lengths: torch.Tensor, mask: torch.Tensor,
-    positions: torch.Tensor, index: torch.Tensor, child: torch.Tensor, sibling: torch.Tensor,
-    branches: int, depth: int, number: int, mode: int,
-) -> None:  # fmt: skip
-    """Describe chains of drafts as trees; mode 0 is a mask over all keys.
+    parents: torch.Tensor, selected: torch.Tensor, lengths: torch.Tensor, *given: Any
+) -> None:
+    """Describe chains of drafts as trees.
+
+    Args:
+        given: mask, positions, index, child, sibling, all written; branches, depth, number of
+            drafts; mode, 0 for a mask over all keys.
 
     Raises:
         NotImplementedError: for more than one branch.
     """
+    mask, positions, index, child, _, branches, _, number, mode = given
     if branches != 1:
         raise NotImplementedError(f"{branches} branches of drafts on a CPU")
     begin = 0

@@ -1,23 +1,14 @@
-"""Runs of SGLang as data, how they are performed, and its server."""
+"""Runs of SGLang as data, and how they are performed."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
 
 from lab.engines.environment import Environment
 from lab.engines.models import SCALES
 from lab.engines.run import Run, run
 from lab.engines.scenarios import BOTH, WIDE, Scenario
-from lab.engines.server import Kind
 from lab.engines.sglang_harness import FP8_POOL
+from lab.engines.sglang_options import ENGINE
 
-ENGINE: Mapping[str, Any] = {  # in every run
-    "attention_backend": "blackwell_kernels", "skip_tokenizer_init": True, "device": "cpu",
-    "dtype": "bfloat16", "disable_cuda_graph": True, "page_size": 16, "max_total_tokens": 1024,
-    "max_running_requests": 4, "context_length": 256, "chunked_prefill_size": 64,
-    "mem_fraction_static": 0.3,
-}  # fmt: skip
 RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}  # cores of two ranks
 DRAFTS = {"speculative_num_draft_tokens": 4, "disable_overlap_schedule": True}
 SGLANG = (
@@ -38,7 +29,7 @@ SGLANG = (
     # SGLang's own way to test it; requests that ignore the end are admitted only if they fit.
     Scenario("retraction", lengths=(20, 30, 25), tokens=12, counted=("retractions",),
              variables={"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "6"}),
-    Scenario("ngram", lengths=(20, 60), tokens=12, repeating=True, counted=("accepted",),
+    Scenario("ngram", lengths=(20, 60), tokens=24, repeating=True, counted=("verified",),
              options={**DRAFTS, "speculative_algorithm": "NGRAM", "page_size": 1}),
     Scenario("draft-model", lengths=(5, 40), tokens=12, counted=("accepted",),
              seen=("decode", "drafts", "prompt"), options={
@@ -70,19 +61,3 @@ def run_sglang(environment: Environment, scenario: Scenario, fault: str = "") ->
         "rounds": [{"prompts": scenario.prompts(), "tokens": scenario.tokens}] * scenario.rounds,
     }
     return run(environment, scenario, "lab.engines.sglang_worker", job, fault)
-
-
-SERVER = Kind(
-    lambda model, port: [
-        "-m", "lab.engines.sglang_server", "--model-path", model, "--attention-backend",
-        "blackwell_kernels", "--skip-tokenizer-init", "--device", "cpu", "--dtype", "bfloat16",
-        "--disable-cuda-graph", "--page-size", "16", "--max-total-tokens", "2048",
-        "--max-running-requests", "8", "--context-length", "128", "--chunked-prefill-size", "64",
-        "--mem-fraction-static", "0.3", "--enable-metrics", "--host", "127.0.0.1",
-        "--port", str(port),
-    ],
-    {},
-    "/health",
-    "/metrics",
-    ("sglang:num_used_tokens", "sglang:num_running_reqs", "sglang:num_queue_reqs"),
-)  # fmt: skip

@@ -19,7 +19,7 @@ install()  # in the processes of the engine, too: each imports this file again
 # Metric -> name in what the engine says of a request
 METRICS = {
     "cached": "cached_tokens", "retractions": "num_retractions",
-    "accepted": "spec_accept_token_num",
+    "accepted": "spec_num_correct_drafts", "verified": "spec_verify_ct",
 }  # fmt: skip
 
 

@@ -57,7 +57,7 @@ class ForwardMode(IntEnum):
 @dataclass
 class KVWriteLoc:
     loc: torch.Tensor
-    swa_loc: torch.Tensor | None
+    swa_loc: torch.Tensor | None = None
 
     @classmethod
     def for_batch(cls, batch: Any, swa_loc: torch.Tensor | None = None) -> KVWriteLoc:
@@ -174,8 +174,10 @@ ROWS, POSITIONS, SLOTS, WINDOWED = 5, 128, 256, 128
 
 
 class Engine:
-    """Driver. windowed: adds a second layer, which has a window and its own pool. chunk: layers
-    with `use_irope` see so many positions.
+    """Driver.
+
+    windowed: adds a second layer, which has a window and its own pool
+    chunk: layers with `use_irope` see so many positions
     """
 
     def __init__(

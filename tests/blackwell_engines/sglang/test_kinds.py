@@ -5,6 +5,7 @@ keys.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -147,6 +148,56 @@ def test_encoders(shape, page_size, plugin, engines_by_definition):
     engine.step({1: 20, 2: 17})
     with pytest.raises(NotImplementedError, match="an encoder reads its own keys of a whole"):
         engine.step({1: 4})
+
+
+def test_cross_attention(plugin, engines_by_definition):
+    """Slots of a request begin with those of its encoder, whose keys each token of it sees."""
+    engine = Engine(plugin, LayerShape())
+    lengths = {1: 11, 2: 5}
+    for name, length in lengths.items():
+        engine.admit(name, length + 9)  # the first tokens are those of the encoder
+        engine._allocate(engine.requests[name], length + 9)
+    order = [engine.requests[name] for name in lengths]
+    cross, layer = layer_of(LayerShape(), is_cross_attention=True), engine.layers[0]
+    encoded = [slice(0, length) for length in lengths.values()]
+    for new in (slice(0, 4), slice(4, 7), slice(7, 8)):  # of the decoder
+        done, count = new.start, new.stop - new.start
+        parts = [slice(n + new.start, n + new.stop) for n in lengths.values()]
+        slots = [
+            [engine.req_to_token[r.name, part].long() for r, part in zip(order, some, strict=True)]
+            for some in (parts, encoded)
+        ]
+        batch = SimpleNamespace(
+            forward_mode=ForwardMode.DECODE if count == 1 else ForwardMode.EXTEND, batch_size=2,
+            spec_info=None, out_cache_loc=torch.cat(slots[0]),
+            seq_lens=torch.tensor([new.stop] * 2),
+            req_pool_indices=torch.tensor([1, 2]), seq_lens_cpu=torch.tensor([new.stop] * 2),
+            extend_seq_lens=torch.tensor([count] * 2), extend_seq_lens_cpu=[count] * 2,
+            encoder_lens=torch.tensor([11, 5]), encoder_lens_cpu=[11, 5],
+            encoder_out_cache_loc=torch.cat(slots[1]),
+        )  # fmt: skip
+        engine.backend.init_forward_metadata(batch)
+        q, k, v = (
+            torch.cat([getattr(r, x)[p] for r, p in zip(order, parts, strict=True)]) for x in "qkv"
+        )
+        keys = [torch.cat([getattr(r, x)[p] for r, p in zip(order, encoded, strict=True)])
+                for x in "kv"] if done == 0 else (None, None)  # fmt: skip
+        outs = (
+            engine.backend.forward(q.flatten(1), *keys, cross, batch),
+            engine.backend.forward(q.flatten(1), k, v, layer, batch),
+        )
+        for row, (request, length) in enumerate(zip(order, lengths.values(), strict=True)):
+            seen, own = (out[row * count : (row + 1) * count] for out in outs)
+            alone = replace(request)
+            alone.q, alone.k, alone.v = (getattr(request, x)[length:] for x in "qkv")
+            alone.judge(own.unflatten(1, (4, -1)), done)
+            alone.q = torch.zeros_like(request.q)
+            alone.q[length - count : length] = request.q[parts[row]]
+            alone.k, alone.v = request.k[:length], request.v[:length]
+            alone.judge(seen.unflatten(1, (4, -1)), length - count, causal=False)
+    batch.forward_mode = ForwardMode.DECODE
+    with pytest.raises(NotImplementedError, match="a graph with keys of encoders"):
+        engine.backend.init_forward_metadata_out_graph(batch)
 
 
 @pytest.mark.parametrize("number", [4, 9])

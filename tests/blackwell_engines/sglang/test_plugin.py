@@ -83,6 +83,12 @@ def test_keys_of_prompts_are_gathered_where_no_kernel_reads_them(
             "sm_100a",
             "page_size 1 on sm_100a with 64 bytes",
         ),
+        (
+            LayerShape(head_dim=128, kv_dtype=torch.float8_e5m2),
+            16,
+            "sm_90a",
+            "dtype torch.float8_e5m2 of k and v",
+        ),
         (LayerShape(dtype=torch.float32), 16, "sm_90a", "dtype torch.float32"),
         (LayerShape(head_dim=24), 16, "sm_90a", "head_dim 24"),
     ],
@@ -102,7 +108,6 @@ def test_a_unified_pool_is_refused(plugin):
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"is_cross_attention": True}, "kind cross-attention"),
         (
             {"attn_type": SimpleNamespace(value="decoder_bidirectional")},
             "kind decoder_bidirectional",
@@ -143,7 +148,7 @@ def test_an_fp8_layer_without_scales_is_named(plugin, engines_by_definition):
         ("DECODE", {"seq_lens_cpu": None}, "a batch without seq_lens_cpu"),
         ("EXTEND", {"extend_seq_lens_cpu": None}, "a batch without extend_seq_lens_cpu"),
         ("DECODE", {"spec_info": SimpleNamespace()}, "steps of a draft model"),
-        ("EXTEND", {"encoder_lens": torch.tensor([3])}, "a batch with encoder_lens"),
+        ("EXTEND", {"encoder_lens": torch.tensor([3])}, "encoders before the decoder's tokens"),
         ("TARGET_VERIFY", {"spec_info": SimpleNamespace(draft_token_num=1)}, "branches of drafts"),
         (
             "TARGET_VERIFY",
