@@ -44,7 +44,8 @@ blackwell_harness = lab.engines.harness.observe:install
 [sglang.srt.plugins]
 blackwell_harness = lab.engines.harness.observe:install
 """
-PARTS = {"venv": ("requirements.txt",), "models": ("models.py",)}  # part -> what it is made from
+# part of the environment -> what it is made from
+PARTS = {"venv": ("requirements.txt",), "models": ("models.py", "quantised.py")}
 Say = Callable[[str], None]
 
 

@@ -66,16 +66,19 @@ def warm(environment: Environment, engine: str, model: str) -> None:
 
 
 def under_load(
-    environment: Environment, engine: str, model: str, count: int, at_once: int, seed: int
-) -> Report:
+    environment: Environment, engine: str, model: str, count: int, at_once: int, seed: int,
+    variables: Mapping[str, str] | None = None, words: Sequence[str] = (),
+) -> Report:  # fmt: skip
     """Send `count` requests, beside a second client that is killed, and judge every token.
+
+    variables, words: of the server's process and of its command, beside those of all.
 
     Raises:
         EngineError: if the server or the first client fails.
     """
     warm(environment, engine, model)
     wanted = requests(count, seed)
-    with serving(environment, engine, model, f"load-{model}") as server:
+    with serving(environment, engine, model, f"load-{model}", variables, words) as server:
         others = requests(4 * at_once, seed + 1)
         doomed = threading.Thread(
             target=send, args=(environment, server, others, "doomed", at_once, KILLED_AFTER)

@@ -17,6 +17,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from lab.engines.quantised import QUANTISED
+
 WINDOW = 24
 MIXED = ["sliding_attention", "full_attention"]
 COMMON: dict[str, Any] = {
@@ -100,7 +102,7 @@ def fp8_kv(folder: Path, name: str) -> None:
     (target / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
 
 
-OTHERS: dict[str, Callable[[Path, str], None]] = {"llama_fp8_kv": fp8_kv}
+OTHERS: dict[str, Callable[[Path, str], None]] = {"llama_fp8_kv": fp8_kv, **QUANTISED}
 
 
 def main(words: list[str]) -> None:

@@ -68,6 +68,8 @@ TRITON = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
 V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0", **ALONE}  # launches no kernel of Triton but for drafts
 V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1", **TRITON, **ALONE}
 SPAWNED = V2 | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+RANKS = SPAWNED | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # several processes on a core each
+EXPERTS = {"quantization": "blackwell_kernels"}
 WIDE, BOTH = (5, 40), ("decode", "prompt", "window")  # prompts beyond the window
 DRAFTS = {"speculative_config": {
     "method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1,
@@ -98,8 +100,16 @@ VLLM = (
              counted=("vllm:spec_decode_num_accepted_tokens",)),
     Scenario("fp8", "llama_fp8_kv", weights="llama", scales=SCALES, variables=V2,
              options={"kv_cache_dtype": "fp8"}, seen=("decode", "prompt", "fp8")),
-    Scenario("two-ranks", variables=SPAWNED, options={"tensor_parallel_size": 2},
+    Scenario("two-ranks", variables=RANKS, options={"tensor_parallel_size": 2},
              seen=("decode", "prompt", "half the heads")),
+    Scenario("shared-keys", lengths=(5, 40, 70), variables=RANKS, seen=("decode", "prompt"),
+             options={"tensor_parallel_size": 2, "decode_context_parallel_size": 2}),
+    *(Scenario(name, name, weights=f"{name}_plain", variables=V2, options=EXPERTS)
+      for name in ("gpt_oss_mxfp4", "qwen3_moe_nvfp4", "qwen3_moe_ct")),
+    Scenario("experts-by-rank", "gpt_oss_mxfp4", weights="gpt_oss_mxfp4_plain", variables=RANKS,
+             options={**EXPERTS, "tensor_parallel_size": 2, "enable_expert_parallel": True}),
+    Scenario("rows-by-rank", "gpt_oss_shares", weights="gpt_oss_shares_plain", variables=RANKS,
+             options={**EXPERTS, "tensor_parallel_size": 2}),
 )  # fmt: skip
 # fault of `harness.observe` -> a run that has to notice it
 PLANTED = {"slot": "llama", "window": "mistral", "scale": "fp8"}

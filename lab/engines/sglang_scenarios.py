@@ -5,7 +5,7 @@ from __future__ import annotations
 from lab.engines.environment import Environment
 from lab.engines.models import SCALES
 from lab.engines.run import Run, run
-from lab.engines.scenarios import BOTH, WIDE, Scenario
+from lab.engines.scenarios import BOTH, EXPERTS, WIDE, Scenario
 from lab.engines.sglang_harness import FP8_POOL
 from lab.engines.sglang_options import ENGINE
 
@@ -40,6 +40,8 @@ SGLANG = (
              seen=("decode", "prompt", "fp8")),
     Scenario("two-ranks", variables=RANKS, options={"tp_size": 2},
              seen=("decode", "prompt", "half the heads")),
+    *(Scenario(name, name, weights=f"{name}_plain", options=EXPERTS)
+      for name in ("gpt_oss_mxfp4", "qwen3_moe_nvfp4")),
     Scenario("two-engines", lengths=(5, 33, 9, 21), variables=RANKS, options={"dp_size": 2}),
 )  # fmt: skip
 # fault of `harness.observe` -> a run that has to notice it
