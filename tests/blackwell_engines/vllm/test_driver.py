@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from kernelkit.call.launch import emulation
 from tests.blackwell_engines import requests
@@ -55,6 +56,12 @@ def test_kernels(name, arch, plugin, poisoned_outputs):
 def test_kernels_of_drafts(arch, window, plugin, poisoned_outputs):
     with emulation(arch=arch):
         drafts(Engine(plugin, LayerShape(window=window), drafts=2))
+
+
+def test_kernels_of_scales_per_head(plugin, poisoned_outputs):
+    scales = (0.5, 2.0), (0.25, 1.0)
+    with emulation(arch="sm_90a"):
+        serve(Engine(plugin, LayerShape(kv_dtype=torch.float8_e4m3fn, scales=scales)))
 
 
 def test_drafts_are_decoded_together(plugin, engines_by_definition):
