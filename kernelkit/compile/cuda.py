@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -68,7 +70,10 @@ _EMPTY = b""".version 8.0
 
 def most_clusters(ctas: int) -> int:
     """Clusters of `ctas` CTAs of one thread each, one CTA to an SM, that the current device runs at
-    the same time: what the driver says of a kernel that takes all shared memory of an SM."""
+    the same time: what the driver says of a kernel that takes all shared memory of an SM.
+
+    A stream may be capturing: engines capture a step whose kernels were never launched before.
+    """
     from cuda.bindings import driver
 
     def checked(result: tuple) -> object:
@@ -78,7 +83,25 @@ def most_clusters(ctas: int) -> int:
             )
         return result[1] if len(result) > 1 else None
 
-    torch.cuda.current_stream().synchronize()  # makes torch's context current
+    _make_current(driver, checked)
+    # Loading a module is an error while any stream captures, unless this thread allows it.
+    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    before = checked(driver.cuThreadExchangeStreamCaptureMode(relaxed))
+    try:
+        return _ask_driver(driver, checked, ctas)
+    finally:
+        checked(driver.cuThreadExchangeStreamCaptureMode(before))
+
+
+def _make_current(driver: Any, checked: Callable[[tuple], Any]) -> None:
+    """Make torch's context that of this thread, without a call that waits for a stream."""
+    if int(checked(driver.cuCtxGetCurrent())) == 0:
+        device = checked(driver.cuDeviceGet(torch.cuda.current_device()))
+        checked(driver.cuCtxSetCurrent(checked(driver.cuDevicePrimaryCtxRetain(device))))
+
+
+def _ask_driver(driver: Any, checked: Callable[[tuple], Any], ctas: int) -> int:
+    """`most_clusters`, where the context is current."""
     module = checked(driver.cuModuleLoadData(_EMPTY))
     function = checked(driver.cuModuleGetFunction(module, b"empty"))
     most = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
