@@ -108,11 +108,12 @@ class BlackwellExperts(FusedMoEMethodBase):
                 f"--quantization {NAME}: the MoE runner pads tokens from "
                 f"{layer.hidden_size_unpadded} to {hidden_size}; pass --moe-runner-backend triton"
             )
-        if self.scheme is GPT_OSS:
+        shared = self.scheme is GPT_OSS and layer.moe_tp_size > 1
+        if shared:  # of whole blocks, of which the last rank may have fewer
             rows = -(-rows // BLOCK) * BLOCK
         self.stored = StoredExperts(
             self.scheme, num_experts, hidden_size, rows, config.top_k, form, order,
-            "weight_bias" if with_bias else "", padded=rows != intermediate_size_per_partition,
+            "weight_bias" if with_bias else "", padded=shared,
         )  # fmt: skip
         self.stored.register(layer, attributes)
 

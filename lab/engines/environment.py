@@ -40,6 +40,7 @@ emulated = lab.engines.harness.vllm_plugin:platform
 
 [vllm.general_plugins]
 blackwell_harness = lab.engines.harness.observe:install
+emulated_operators = lab.engines.harness.vllm_plugin:operators
 
 [sglang.srt.plugins]
 blackwell_harness = lab.engines.harness.observe:install

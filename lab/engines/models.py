@@ -31,6 +31,7 @@ EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 128, "num_experts"
 # name -> family of transformers, fields of its config beside COMMON
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"head_dim": 64, "tie_word_embeddings": False}),
+    "llama_one_head": ("Llama", {"head_dim": 64, "num_key_value_heads": 1}),
     "qwen3": ("Qwen3", {"head_dim": 128, "layer_types": ["full_attention"] * 2}),
     "mistral": ("Mistral", {"head_dim": 64, "sliding_window": WINDOW}),
     "gemma2": ("Gemma2", {

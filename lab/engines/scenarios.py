@@ -95,14 +95,16 @@ VLLM = (
              counted=("vllm:num_preemptions",)),
     Scenario("asynchronous", lengths=(5, 33, 9),
              variables={**SPAWNED, "BLACKWELL_ASYNCHRONOUS": "1"}),
-    Scenario("drafts", lengths=(40, 23), tokens=8, repeating=True, variables=V1 | TRITON,
+    Scenario("drafts", lengths=(20, 23), tokens=24, repeating=True, variables=V1 | TRITON,
              options=DRAFTS | {"async_scheduling": False}, seen=("prompt", "drafts"),
              counted=("vllm:spec_decode_num_accepted_tokens",)),
     Scenario("fp8", "llama_fp8_kv", weights="llama", scales=SCALES, variables=V2,
              options={"kv_cache_dtype": "fp8"}, seen=("decode", "prompt", "fp8")),
     Scenario("two-ranks", variables=RANKS, options={"tensor_parallel_size": 2},
              seen=("decode", "prompt", "half the heads")),
-    Scenario("shared-keys", lengths=(5, 40, 70), variables=RANKS, seen=("decode", "prompt"),
+    # Its second runner fails in Triton's interpreter.
+    Scenario("shared-keys", "llama_one_head", lengths=(5, 40, 70),
+             variables=RANKS | {"VLLM_USE_V2_MODEL_RUNNER": "0"}, seen=("half the heads",),
              options={"tensor_parallel_size": 2, "decode_context_parallel_size": 2}),
     *(Scenario(name, name, weights=f"{name}_plain", variables=V2, options=EXPERTS)
       for name in ("gpt_oss_mxfp4", "qwen3_moe_nvfp4", "qwen3_moe_ct")),

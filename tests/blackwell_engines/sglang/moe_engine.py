@@ -79,10 +79,12 @@ class FusedMoE(torch.nn.Module):
 
     def __init__(
         self, config: Any, name: str, first: int = 0, end: int = EXPERTS, *,
-        with_bias: bool = False, hidden_size: int = HIDDEN, rows: int = INNER, **given: Any,
+        with_bias: bool = False, hidden_size: int = HIDDEN, ranks: int = 1, rows: int = INNER,
+        **given: Any,
     ) -> None:  # fmt: skip
         super().__init__()
         self.hidden_size_unpadded, self.first, self.end = HIDDEN, first, end
+        self.moe_tp_size = ranks
         self.moe_runner_config = runner_config(**given)
         self.quant_method = config.get_quant_method(self, name)
         self.quant_method.create_weights(

@@ -128,9 +128,10 @@ def test_choices_in_another_form_are_refused(sglang, monkeypatch):
 
 def test_a_ranks_share_of_gpt_oss_is_whole_blocks(sglang):
     config = engine.config_of("gpt-oss")
-    layer = engine.FusedMoE(config, "mlp", with_bias=True, rows=40, **GPT_OSS)
+    layer = engine.FusedMoE(config, "mlp", with_bias=True, ranks=2, rows=40, **GPT_OSS)
     assert layer.w2_weight.shape[2] * 2 == 64
     assert layer.quant_method.stored.padded
+    assert not engine.FusedMoE(config, "mlp", **GPT_OSS).quant_method.stored.padded
 
 
 @pytest.mark.parametrize("kind", ["gpt-oss", "modelopt"])

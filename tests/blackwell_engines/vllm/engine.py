@@ -17,7 +17,6 @@ import torch
 
 from blackwell_engines.engines.step import Step
 from tests.blackwell_engines.requests import NOWHERE, LayerShape, Request, packed
-from tests.blackwell_engines.vllm import moe_engine
 
 # ---- Stand-ins for vLLM 0.33.0, in a few lines: base classes, metadata, the registry
 
@@ -147,7 +146,11 @@ STAND_INS = {
 
 def modules() -> dict[str, ModuleType]:
     """Map the names under which the plugin imports modules to stand-ins."""
+<<<<<<< HEAD
     found: dict[str, ModuleType] = moe_engine.modules()
+=======
+    found: dict[str, ModuleType] = {}
+>>>>>>> p-moe
     for path, names in STAND_INS.items():
         for name in accumulate(path.split("."), "{}.{}".format):
             found.setdefault(name, ModuleType(name))

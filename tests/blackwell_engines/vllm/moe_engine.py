@@ -74,17 +74,22 @@ class RoutedExperts(torch.nn.Module):
     """A layer as vLLM makes it, under the model's default dtype. here: of each expert of the
     layer, its number on this rank, or -1."""
 
-    def __init__(self, config: Any, name: str, here: list[int] | None = None, **given: Any) -> None:
+    def __init__(
+        self, config: Any, name: str, here: list[int] | None = None, device: str = "cpu",
+        **given: Any,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.moe_config = moe_config(**given)
         self.layer_name, self.apply_router_weight_on_input = name, False
-        self.expert_map = None if here is None else torch.tensor(here, dtype=torch.int32)
+        self.expert_map = None
+        if here is not None:
+            self.expert_map = torch.tensor(here, dtype=torch.int32, device=device)
         count = EXPERTS if here is None else sum(each >= 0 for each in here)
         self.quant_method = config.get_quant_method(self, name)
         sizes = self.quant_method.maybe_roundup_sizes(
             HIDDEN, INNER, torch.bfloat16, self.moe_config.moe_parallel_config
         )
-        with torch.device("cpu"):
+        with torch.device(device):
             torch.set_default_dtype(torch.bfloat16)
             try:
                 self.quant_method.create_weights(
@@ -109,7 +114,7 @@ class RoutedExperts(torch.nn.Module):
     def load(self, checkpoint: Checkpoint) -> None:
         parameters = dict(self.named_parameters())
         if checkpoint.biases is not None:
-            here = slice(None) if self.expert_map is None else self.expert_map >= 0
+            here = slice(None) if self.expert_map is None else self.expert_map.cpu() >= 0
             for name, value in checkpoint.whole():
                 parameters[name].data.copy_(value[here])
         else:
