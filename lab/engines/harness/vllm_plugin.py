@@ -11,7 +11,7 @@ def platform() -> str:
 
 
 def operators() -> None:
-    """Replace the Triton kernel that merges the parts of ranks: Triton's interpreter fails on it."""
+    """Replace the kernel that merges the parts of ranks: Triton's interpreter fails on it."""
     from vllm.v1.attention.ops import dcp
 
     dcp.correct_attn_out = correct_attn_out

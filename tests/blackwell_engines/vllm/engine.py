@@ -146,11 +146,7 @@ STAND_INS = {
 
 def modules() -> dict[str, ModuleType]:
     """Map the names under which the plugin imports modules to stand-ins."""
-<<<<<<< HEAD
     found: dict[str, ModuleType] = moe_engine.modules()
-=======
-    found: dict[str, ModuleType] = {}
->>>>>>> p-moe
     for path, names in STAND_INS.items():
         for name in accumulate(path.split("."), "{}.{}".format):
             found.setdefault(name, ModuleType(name))
