@@ -51,6 +51,7 @@ class Scores:
     softcap: None or 0 for none
     sinks: fp32 [Hq]
     k_scale, v_scale: fp32 [Hkv], for pages in e4m3
+    out_scale: fp32 with one element, the divisor of an O in e4m3
     """
 
     scale: float
@@ -59,12 +60,13 @@ class Scores:
     sinks: torch.Tensor | None = None
     k_scale: torch.Tensor | None = None
     v_scale: torch.Tensor | None = None
+    out_scale: torch.Tensor | None = None
 
     def options(self) -> SharedOptions:
         """Options of `decode` and `attention` but for the masks."""
         return {
             "scale": self.scale, "softcap": self.softcap or None, "sinks": self.sinks,
-            "k_scale": self.k_scale, "v_scale": self.v_scale,
+            "k_scale": self.k_scale, "v_scale": self.v_scale, "out_scale": self.out_scale,
         }  # fmt: skip
 
 

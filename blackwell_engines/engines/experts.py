@@ -7,9 +7,11 @@ Weights are in four bits and activations in bf16, so nothing is rounded that the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from math import nan
 from typing import Any
 
 import torch
@@ -22,60 +24,18 @@ from moe import (
     Chosen,
     ExpertWeights,
     Fragments,
+    PackedExperts,
     SwiGLU,
     arrange,
     fused_moe,
     pack_quantised,
 )
 from moe.formats import format_of
-from moe.huggingface import SCHEMES, Scheme
+from moe.huggingface import Scheme
 from moe.mixed.config import DEPTH, ROWS
 from moe.mixed.fragments import unit_bytes, units_of
 from moe.quantized import SCALE_DTYPES
 from moe.reference import NAN_CODE
-
-NAME = "blackwell_kernels"  # --quantization
-GPT_OSS = Scheme("mxfp4", "weight", "weight_scale")  # as engines rename `_blocks` and `_scales`
-MODELOPT, COMPRESSED_NVFP4, COMPRESSED_MXFP4 = SCHEMES[:3]
-GROUPS = {16: COMPRESSED_NVFP4, 32: COMPRESSED_MXFP4}  # of compressed-tensors, by group size
-WANTED = "MXFP4 of gpt-oss, NVFP4 of ModelOpt, NVFP4 or MXFP4 of compressed-tensors"
-
-
-def kind_of(config: Mapping[str, Any]) -> str:
-    """The kind of a checkpoint: 'mxfp4', 'modelopt' or 'compressed-tensors'.
-
-    Args:
-        config: `quantization_config` of config.json, or the contents of hf_quant_config.json.
-
-    Raises:
-        ValueError: the experts are not in four bits that the kernels read.
-    """
-    method = str(config.get("quant_method", "modelopt" if "quantization" in config else ""))
-    algorithm = (config.get("quantization") or config).get("quant_algo", "")
-    if method in ("mxfp4", "gpt_oss_mxfp4"):
-        return "mxfp4"
-    if method.startswith("modelopt") and str(algorithm).upper() in ("NVFP4", "W4A16_NVFP4"):
-        return "modelopt"
-    if method == "compressed-tensors":
-        return method
-    found = f"quant_method {method!r}" + (f" with quant_algo {algorithm!r}" if algorithm else "")
-    raise ValueError(f"--quantization {NAME}: the checkpoint has {found}, expected {WANTED}")
-
-
-def scheme_of(layer: str, weights: Any) -> Scheme:
-    """The scheme of a layer of compressed-tensors.
-
-    Args:
-        layer: the layer's name, for the message.
-        weights: its `QuantizationArgs`, None for a layer that is not quantised.
-
-    Raises:
-        ValueError: the layer is in another format.
-    """
-    kind = weights and (weights.num_bits, getattr(weights.type, "value", weights.type))
-    if kind != (4, "float") or weights.group_size not in GROUPS:
-        raise ValueError(f"--quantization {NAME}: {layer} has weights {weights}, expected {WANTED}")
-    return GROUPS[weights.group_size]
 
 
 @contextmanager
@@ -91,10 +51,21 @@ def fp32_by_default() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Parameter:
-    """An empty parameter of a layer. kind: of a scale, 'block' or 'tensor'; '' otherwise."""
+    """A parameter of a layer before it is loaded.
 
-    data: torch.Tensor
+    fill: of 8-bit scales, the code
+    kind: of a scale, 'block' or 'tensor'; '' otherwise
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    fill: float = 0
     kind: str = ""
+
+    def make(self) -> torch.Tensor:
+        """Return a new tensor."""
+        dtype = torch.uint8 if self.kind == "block" else self.dtype
+        return torch.full(self.shape, self.fill, dtype=dtype).view(self.dtype)
 
 
 @dataclass(frozen=True)
@@ -130,22 +101,19 @@ class StoredExperts:
         loaded."""
         scheme, form, count = self.scheme, format_of(self.scheme.fmt), self.experts
         scale_dtype = torch.uint8 if form.scale == "ue8m0" else SCALE_DTYPES[form.scale]
+        code = 0 if self.padded else NAN_CODE[form.scale]
         for matrix, rows, k in self._matrices():
-            data = torch.zeros(count, rows, k // form.per_byte, dtype=torch.uint8)
-            code = 0 if self.padded else NAN_CODE[form.scale]
-            codes = torch.full((count, rows, form.columns(k)), code, dtype=torch.uint8)
-            yield f"{matrix}_{scheme.data}", Parameter(data)
-            yield f"{matrix}_{scheme.scales}", Parameter(codes.view(scale_dtype), "block")
+            data, scales = (count, rows, k // form.per_byte), (count, rows, form.columns(k))
+            yield f"{matrix}_{scheme.data}", Parameter(data, torch.uint8)
+            yield f"{matrix}_{scheme.scales}", Parameter(scales, scale_dtype, code, "block")
             of_experts = (count, 2) if matrix == "w13" else (count,)
             for name in filter(None, (scheme.encode, scheme.decode, scheme.activations)):
-                scales = torch.full(of_experts, torch.nan, dtype=torch.float32)
-                yield f"{matrix}_{name}", Parameter(scales, "tensor")
+                yield f"{matrix}_{name}", Parameter(of_experts, torch.float32, nan, "tensor")
             if self.bias:
-                bias = torch.zeros(count, rows, dtype=torch.bfloat16)
-                yield f"{matrix}_{self.bias}", Parameter(bias)
+                yield f"{matrix}_{self.bias}", Parameter((count, rows), torch.bfloat16)
 
     @fp32_by_default()
-    def pack(self, tensors: Mapping[str, torch.Tensor]) -> ArrangedExperts:
+    def pack(self, tensors: Mapping[str, torch.Tensor]) -> PackedExperts:
         """Pack loaded parameters; no value changes. Scales of activations are not used.
 
         Raises:
@@ -155,16 +123,54 @@ class StoredExperts:
         scheme = self.scheme
 
         def weight(matrix: str) -> CheckpointWeight:
-            names = (scheme.data, scheme.scales, scheme.encode, scheme.decode)
-            return CheckpointWeight(*(tensors[f"{matrix}_{n}"] if n else None for n in names))
+            encode, decode = (
+                tensors[f"{matrix}_{name}"] if name else None
+                for name in (scheme.encode, scheme.decode)
+            )
+            data, scales = (tensors[f"{matrix}_{n}"] for n in (scheme.data, scheme.scales))
+            return CheckpointWeight(data, scales, encode, decode)
 
         biases = None
         if self.bias:
             biases = tensors[f"w13_{self.bias}"], tensors[f"w2_{self.bias}"]
-        packed = pack_quantised(
+        return pack_quantised(
             weight("w13"), weight("w2"), scheme.fmt, order=self.order, biases=biases
         )
-        return arrange(packed)
+
+    def register(self, layer: torch.nn.Module, attributes: Mapping[str, Any]) -> None:
+        """Register the parameters with a layer.
+
+        Args:
+            attributes: of every parameter, such as the engine's weight_loader.
+
+        Raises:
+            ValueError: no kernel supports the sizes.
+        """
+        self.check()
+        for name, parameter in self.parameters():
+            weight = torch.nn.Parameter(parameter.make(), requires_grad=False)
+            layer.register_parameter(name, weight)
+            of_scale: dict[str, Any] = {"quant_method": parameter.kind} if parameter.kind else {}
+            if parameter.kind and parameter.dtype.is_floating_point:
+                of_scale["dummy_weight_value"] = 1.0  # vLLM's --load-format dummy
+            for field, value in {**attributes, **of_scale}.items():
+                setattr(weight, field, value)
+
+    def take(self, layer: torch.nn.Module, name: str) -> ArrangedExperts:
+        """Pack and arrange the loaded parameters of the layer `name`, and remove them from it.
+
+        Raises:
+            ValueError: naming the layer, and an expert that is wrong or was not loaded.
+        """
+        names = [each for each, _ in self.parameters()]
+        try:
+            packed = self.pack({each: getattr(layer, each).data for each in names})
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}; was it loaded?") from error
+        for each in names:
+            delattr(layer, each)
+        with fp32_by_default():
+            return arrange(packed)
 
     @fp32_by_default()
     def warmup(
@@ -188,29 +194,31 @@ class StoredExperts:
         Raises:
             TypeError, ValueError, NotImplementedError: what the kernels refuse.
         """
-        place: dict[str, Any] = {"device": device}
-        x = torch.empty(1, self.hidden, dtype=torch.bfloat16, **place)
-        ids = torch.zeros(1, self.top_k, dtype=torch.int32, **place)
-        weights = torch.zeros(1, self.top_k, **place)
-        experts = self._arranged(pairs, place)
-        chosen, options = Chosen(ids, weights), {"activation": self.form, "arch": arch}
-        return warm(moe.warm.kernels_for(x, experts, chosen, None, tokens, **options), progress)
+        x = torch.empty(1, self.hidden, dtype=torch.bfloat16, device=device)
+        ids = torch.zeros(1, self.top_k, dtype=torch.int32, device=device)
+        chosen = Chosen(ids, torch.zeros(1, self.top_k, device=device))
+        experts = self._arranged(pairs, device)
+        given = x, experts, chosen, None, tokens
+        return warm(moe.warm.kernels_for(*given, arch=arch, activation=self.form), progress)
 
     def _matrices(self) -> tuple[tuple[str, int, int], ...]:
         """Name, rows and columns of each matrix."""
         return ("w13", 2 * self.intermediate, self.hidden), ("w2", self.hidden, self.intermediate)
 
-    def _arranged(self, pairs: bool, place: Mapping[str, Any]) -> ArrangedExperts:
+    def _arranged(self, pairs: bool, device: torch.device | str) -> ArrangedExperts:
         """Experts without contents."""
-        fmt, count, made, biases = self.scheme.fmt, self.experts, [], []
+        fmt, count = self.scheme.fmt, self.experts
+        made: dict[str, Fragments] = {}
+        biases: dict[str, torch.Tensor | None] = {}
         for matrix, rows, k in self._matrices():
             swiglu = matrix == "w13"
             size = units_of(rows, ROWS) * units_of(k, DEPTH) * unit_bytes(fmt)
-            factor = torch.empty((count, 2) if swiglu and pairs else (count,), **place)
-            data = torch.empty(count, size, dtype=torch.uint8, **place)
-            made.append(Fragments(data, factor, rows, k, fmt, swiglu))
-            biases.append(torch.empty(count, rows, **place) if self.bias else None)
-        return ArrangedExperts(*made, *biases)
+            factor = torch.empty((count, 2) if swiglu and pairs else (count,), device=device)
+            data = torch.empty(count, size, dtype=torch.uint8, device=device)
+            made[matrix] = Fragments(data, factor, rows, k, fmt, swiglu)
+            bias = torch.empty(count, rows, device=device) if self.bias else None
+            biases[matrix.replace("w", "bias")] = bias
+        return ArrangedExperts(made["w13"], made["w2"], biases["bias13"], biases["bias2"])
 
 
 def local_ids(ids: torch.Tensor, expert_map: torch.Tensor | None) -> torch.Tensor:
@@ -252,3 +260,17 @@ def compute(
             raise ValueError(f"weigh_tokens with {weights.shape[1]} experts of a token: 1")
         x, weights = x * weights.to(x.dtype), torch.ones_like(weights)
     return fused_moe(x, experts, Chosen(local_ids(ids, expert_map), weights), activation=form)
+
+
+@cache
+def compile_all(
+    stored: StoredExperts, tokens: int, device: torch.device, pairs: bool, say: Callable[[str], Any]
+) -> None:
+    """Compile or find the kernels of all layers that are alike, once.
+
+    Args:
+        stored, tokens, device, pairs: see `StoredExperts.warmup`; up to so many tokens.
+        say: called with a line for the log.
+    """
+    warmed = stored.warmup(range(1, tokens + 1), device, pairs=pairs)
+    say(f"Experts in {stored.scheme.fmt}, activations in bf16: {warmed}")

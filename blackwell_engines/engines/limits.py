@@ -30,6 +30,7 @@ class Layer:
     window: keys seen before the query's position, None for all
     causal: False: also keys behind the position, as many as before it
     head_scales: each KV head of a cache in e4m3 has scales of its own
+    out_dtype: dtype of O, None for that of Q; e4m3 is divided by a scale
     """
 
     head_dim: int
@@ -42,6 +43,7 @@ class Layer:
     softcap: bool = False
     causal: bool = True
     head_scales: bool = False
+    out_dtype: torch.dtype | None = None
 
     @property
     def decode_masks(self) -> dict[str, Any]:
@@ -111,6 +113,7 @@ def _shared(layer: Layer, arch: str) -> dict[str, Any]:
         "page_table": _table(1, 1),
         "softcap": 30.0 if layer.softcap else 0.0,
         "sinks": _table(layer.group, dtype=torch.float32) if layer.sinks else None,
+        "out_dtype": layer.out_dtype,
         "arch": arch,
     }
 

@@ -94,7 +94,7 @@ def _decoding(layer: Layer, sizes: Sizes, arch: str) -> Iterator[KernelKey]:
     batches, lengths = range(1, sizes.requests + 1), _powers(sizes.keys)
     for tokens in range(1, min(1 + sizes.drafts, MAX_Q_TOKENS) + 1):
         q = _empty((1, tokens, sizes.q_heads, layer.head_dim), layer.dtype)
-        given = _paged(layer, sizes) | {"q": q, "arch": arch, "out": _empty(q.shape, layer.dtype)}
+        given = _paged(layer, sizes) | _out(layer, q.shape) | {"q": q, "arch": arch}
         if layer.decodes(tokens):
             # A table wide enough for the longest request, by which clusters are chosen.
             given["page_table"] = _empty((1, -(-sizes.keys // layer.page_size)), torch.int32)
@@ -107,7 +107,7 @@ def _decoding(layer: Layer, sizes: Sizes, arch: str) -> Iterator[KernelKey]:
 def _prompts(layer: Layer, sizes: Sizes, arch: str, side_by_side: bool) -> list[KernelKey]:
     q = _empty((1, sizes.q_heads, layer.head_dim), layer.dtype)
     given = _paged(layer, sizes) | layer.masks | {"q": q, "arch": arch}
-    given |= {"out": _empty(q.shape, layer.dtype), "cu_seqlens_q": _empty((2,), torch.int32)}
+    given |= _out(layer, q.shape) | {"cu_seqlens_q": _empty((2,), torch.int32)}
     if side_by_side:
         given |= {name: given[name][0] for name in ("k", "v")}
         given |= {"cu_seqlens_k": given["cu_seqlens_q"], "kv_lens": None, "page_table": None}
@@ -160,6 +160,13 @@ def _paged(layer: Layer, sizes: Sizes) -> dict[str, Any]:
         scale = _empty((sizes.kv_heads,), torch.float32)
         given |= {"k_scale": scale, "v_scale": scale}
     return given
+
+
+def _out(layer: Layer, shape: Sequence[int]) -> dict[str, torch.Tensor]:
+    """Arguments that say what O is."""
+    if layer.out_dtype is None:
+        return {"out": _empty(shape, layer.dtype)}
+    return {"out": _empty(shape, layer.out_dtype), "out_scale": _empty((1,), torch.float32)}
 
 
 def _powers(most: int) -> Sequence[int]:

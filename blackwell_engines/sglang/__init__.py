@@ -37,11 +37,14 @@ def register() -> None:
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    from blackwell_engines.sglang import quantization
+
     if NAME not in ATTENTION_BACKEND_CHOICES:
         ATTENTION_BACKEND_CHOICES.append(NAME)
         register_attention_backend(NAME)(create)
         register_resolution_hook("handle_model_specific_adjustments")(pass_lists)
         HookRegistry.register(DRAFTS, with_drafts, HookType.AROUND)
+    quantization.register()
 
 
 def create(runner: Any) -> Any:

@@ -5,12 +5,15 @@ What does not need vLLM's classes stands in `blackwell_engines.engines` and in `
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
 from vllm.config import get_current_vllm_config_or_none
 from vllm.distributed.parallel_state import get_dcp_group, get_dcp_world_size_and_rank
+from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8StaticTensorSym
+from vllm.platforms import current_platform
 from vllm.v1.attention.backend import (
     AttentionBackend,
     AttentionCGSupport,
@@ -260,14 +263,16 @@ class BlackwellKernelsImpl(AttentionImpl[Step]):
             raise NotImplementedError(NO_ALIBI)
         if kv_cache_dtype not in CACHE_DTYPES:
             raise NotImplementedError(unknown_dtype(kv_cache_dtype))
-        if attn_type == AttentionType.ENCODER_DECODER and sliding_window is not None:
+        crosses, ranks = attn_type == AttentionType.ENCODER_DECODER, self.dcp_world_size
+        if crosses and sliding_window is not None:
             raise NotImplementedError(
                 f"sliding_window {sliding_window} over keys of an encoder, which are at no distance"
             )
-        if sliding_window is not None and self.dcp_world_size > 1:
+        if ranks > 1 and (crosses or sliding_window is not None):
             raise NotImplementedError(
-                f"sliding_window {sliding_window} with decode_context_parallel_size "
-                f"{self.dcp_world_size}: a rank has every so many keys of a request"
+                f"attn_type {attn_type}, sliding_window {sliding_window} with "
+                f"decode_context_parallel_size {ranks}: only keys of decoders without a window are "
+                "shared by ranks"
             )
         if sinks is not None and tuple(sinks.shape) != (num_heads,):
             raise ValueError(
@@ -320,25 +325,41 @@ class BlackwellKernelsImpl(AttentionImpl[Step]):
         in an encoder `key` and `value` are all that they see.
 
         Raises:
-            NotImplementedError: for an output that is to be quantised, and what kernels refuse.
+            NotImplementedError: for an output with scales of blocks, and what kernels refuse.
             ValueError: for an FP8 cache of a layer whose scales were not loaded.
         """
-        if output_scale is not None or output_block_scale is not None:
-            raise NotImplementedError("output_scale: no kernel here quantises its output")
+        if output_block_scale is not None:
+            raise NotImplementedError("output_block_scale: O in e4m3 has one scale")
         if attn_metadata is None:  # a run that measures memory
             return output.zero_()
-        if self.attn_type in ENCODERS:
-            new = (key, value)
-            attend(attn_metadata, query, new, output, self._scores_of(layer, key), fresh=new)
-            return output
-        pages = pages_of(kv_cache, self.head_size, self.kv_cache_dtype)
+        encodes = self.attn_type in ENCODERS
+        pages = new = (key, value)
+        if not encodes:
+            pages = pages_of(kv_cache, self.head_size, self.kv_cache_dtype)
         scores = self._scores_of(layer, pages[0])
+        if output_scale is not None:
+            scores = replace(scores, out_scale=output_scale)
         if isinstance(attn_metadata, SharedStep):
-            given = (attn_metadata, query, (key, value), pages, output, scores)
+            given = (attn_metadata, query, new, pages, output, scores)
             attend_shared(*given, self._gather, self._combine)
         else:
-            attend(attn_metadata, query, pages, output, scores)
+            attend(attn_metadata, query, pages, output, scores, fresh=new if encodes else None)
         return output
+
+    def fused_output_quant_supported(self, quant_key: Any) -> bool:
+        """Whether O may be e4m3 with one scale that is known before: not where it is made of the
+        parts of several ranks, nor where the GPU does not convert to e4m3."""
+        capability = current_platform.get_device_capability()
+        if quant_key != kFp8StaticTensorSym or self.dcp_world_size > 1 or capability is None:
+            return False
+        arch = arch_of((capability.major, capability.minor))
+        return not why_not(
+            Layer(
+                self.head_size, torch.bfloat16, torch.bfloat16, BLOCK_SIZES[0],
+                out_dtype=torch.float8_e4m3fn,
+            ),
+            arch,
+        )  # fmt: skip
 
     def _gather(self, q: torch.Tensor) -> torch.Tensor:
         """Query heads of all ranks that share keys."""

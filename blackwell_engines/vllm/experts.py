@@ -6,7 +6,6 @@ loaded by vLLM's own loader into parameters that have its names. Then they are p
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -18,41 +17,32 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
 )
 from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4Config
 from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4Config
-from vllm.model_executor.utils import set_weight_attrs
 
-from blackwell_engines.engines.experts import (
+from blackwell_engines.engines.experts import StoredExperts, compile_all, compute
+from blackwell_engines.engines.quantization import (
     GPT_OSS,
-    MODELOPT,
     NAME,
-    StoredExperts,
-    compute,
-    scheme_of,
+    InCompressedTensors,
+    InModelOpt,
+    InMxfp4,
+    OurExperts,
 )
 from moe import ArrangedExperts, SwiGLU
 from moe.huggingface import Scheme
 from moe.models import GPT_OSS_ALPHA, GPT_OSS_BETA
 
 logger = init_logger(f"vllm.plugins.{NAME}")
-GPT_OSS_LIMIT = 7.0  # of vLLM's swigluoai, which has no parameters
+GPT_OSS_LIMIT = 7.0  # of vLLM's swigluoai
 BLOCK = 32  # rows of I that a rank's share of gpt-oss is a multiple of
 
 
-class OurExperts:
-    """Base class before one of vLLM's configs: its experts are ours."""
+class Layers(OurExperts):
+    """vLLM's layers: experts with our method, others with vLLM's."""
 
     online_quantization_config: Any
 
-    @classmethod
-    def get_min_capability(cls) -> int:
-        """Return 90: no kernel runs on older GPUs."""
-        return 90
-
-    def get_supported_act_dtypes(self) -> list[torch.dtype]:
-        """Return the dtype of the model that the kernels compute in."""
-        return [torch.bfloat16]
-
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
-        """Return our method for experts, vLLM's for other layers.
+        """Return the method of a layer.
 
         Raises:
             ValueError: the layer's experts are not in four bits, or two options contradict.
@@ -63,50 +53,29 @@ class OurExperts:
             raise ValueError(f"quantization_config with --quantization {NAME}: drop one")
         return BlackwellExperts(layer, self.scheme(layer, prefix))
 
-    def scheme(self, layer: RoutedExperts, prefix: str) -> Scheme:
-        """Return how the checkpoint stores the experts of a layer."""
-        raise NotImplementedError
+
+class Mxfp4(Layers, InMxfp4, GptOssMxfp4Config):
+    """MXFP4 of gpt-oss."""
 
 
-class GptOss(OurExperts, GptOssMxfp4Config):
-    """MXFP4 as in openai/gpt-oss-*."""
-
-    def scheme(self, layer: RoutedExperts, prefix: str) -> Scheme:
-        """Return how the checkpoint stores the experts of a layer."""
-        return GPT_OSS
-
-
-class ModelOpt(OurExperts, ModelOptNvFp4Config):
+class ModelOpt(Layers, InModelOpt, ModelOptNvFp4Config):
     """NVFP4 of ModelOpt."""
 
-    def scheme(self, layer: RoutedExperts, prefix: str) -> Scheme:
-        """Return how the checkpoint stores the experts of a layer."""
-        if self.is_layer_excluded(prefix):
-            raise ValueError(f"--quantization {NAME}: {prefix} is in exclude_modules")
-        return MODELOPT
 
-
-class CompressedTensors(OurExperts, CompressedTensorsConfig):
+class CompressedTensors(Layers, InCompressedTensors, CompressedTensorsConfig):
     """NVFP4 or MXFP4 of compressed-tensors."""
-
-    def scheme(self, layer: RoutedExperts, prefix: str) -> Scheme:
-        """Return how the checkpoint stores the experts of a layer."""
-        self._add_fused_moe_to_target_scheme_map()
-        names = (layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name)
-        found = [self.get_scheme_dict(layer, f"{prefix}.0.{name}") for name in names]
-        schemes = {scheme_of(prefix, each and each["weights"]) for each in found}
-        if len(schemes) > 1:
-            raise ValueError(f"--quantization {NAME}: {prefix} has more than one format")
-        return schemes.pop()
 
 
 CONFIGS: dict[str, type[Any]] = {
-    "mxfp4": GptOss, "modelopt": ModelOpt, "compressed-tensors": CompressedTensors,
+    "mxfp4": Mxfp4, "modelopt": ModelOpt, "compressed-tensors": CompressedTensors,
 }  # fmt: skip
 
 
 class BlackwellExperts(FusedMoEMethodBase):
     """A layer's experts: their parameters, and the product with the router's choices."""
+
+    experts: ArrangedExperts | None = None
+    stored: StoredExperts
 
     def __init__(self, layer: RoutedExperts, scheme: Scheme) -> None:
         """Check what is known before the checkpoint is read.
@@ -117,7 +86,7 @@ class BlackwellExperts(FusedMoEMethodBase):
         """
         moe = layer.moe_config
         super().__init__(moe)
-        self.scheme, self.experts = scheme, None
+        self.scheme = scheme
         self.form, self.order = form_of(moe)
         if scheme is GPT_OSS:
             self.weight_dtype = "gpt_oss_mxfp4"  # by which vLLM's model loads its experts
@@ -133,9 +102,6 @@ class BlackwellExperts(FusedMoEMethodBase):
         ):
             if wrong:
                 raise NotImplementedError(f"--quantization {NAME}: no experts with {words}")
-
-    experts: ArrangedExperts | None
-    stored: StoredExperts
 
     def maybe_roundup_sizes(
         self, hidden_size: int, intermediate_size_per_partition: int, *args: Any, **options: Any
@@ -166,32 +132,17 @@ class BlackwellExperts(FusedMoEMethodBase):
             moe.experts_per_token, self.form, self.order, "bias" if moe.has_bias else "",
             padded=intermediate_size_per_partition != moe.intermediate_size_per_partition_unpadded,
         )  # fmt: skip
-        self.stored.check()
-        for name, parameter in self.stored.parameters():
-            weight = torch.nn.Parameter(parameter.data, requires_grad=False)
-            layer.register_parameter(name, weight)
-            set_weight_attrs(weight, attributes)
-            if parameter.kind:
-                set_weight_attrs(weight, {"quant_method": parameter.kind})
-            if parameter.kind and weight.is_floating_point():
-                set_weight_attrs(weight, {"dummy_weight_value": 1.0})  # of --load-format dummy
+        self.stored.register(layer, attributes)
 
     def process_weights_after_loading(self, layer: RoutedExperts) -> None:
         """Pack the parameters, and compile or find every kernel that a step can need.
 
         Raises:
-            ValueError: naming the layer and the expert that is wrong or was not loaded.
+            ValueError: naming the layer, and an expert that is wrong or was not loaded.
         """
-        names = [name for name, _ in self.stored.parameters()]
-        try:
-            self.experts = self.stored.pack({name: getattr(layer, name).data for name in names})
-        except ValueError as error:
-            raise ValueError(f"{layer.layer_name}: {error}; was it loaded?") from error
-        for name in names:
-            delattr(layer, name)
-        tokens = self.moe.max_num_tokens * self.moe.dp_size
-        device, pairs = self.experts.w13.data.device, self.experts.w13.has_pairs
-        compile_all(self.stored, tokens, device, pairs)
+        self.experts = self.stored.take(layer, layer.layer_name)
+        w13, tokens = self.experts.w13, self.moe.max_num_tokens * self.moe.dp_size
+        compile_all(self.stored, tokens, w13.data.device, w13.has_pairs, logger.info)
 
     def get_fused_moe_quant_config(self, layer: RoutedExperts) -> None:
         """Return None: vLLM's modular kernels are not used."""
@@ -220,19 +171,14 @@ def form_of(moe: Any) -> tuple[SwiGLU, str]:
     Raises:
         NotImplementedError: no kernel has the activation.
     """
-    alpha, beta, limit = moe.swiglu_alpha, moe.swiglu_beta, moe.swiglu_limit
+    given = moe.swiglu_alpha, moe.swiglu_beta, moe.swiglu_limit
     if moe.activation is MoEActivation.SILU:
-        return SwiGLU(limit=limit), "gate_up"
-    if moe.activation is MoEActivation.SWIGLUOAI:
-        return SwiGLU(GPT_OSS_ALPHA, GPT_OSS_BETA, GPT_OSS_LIMIT), "alternating"
-    if moe.activation is MoEActivation.SWIGLUOAI_UNINTERLEAVE:
-        given = (1.0 if alpha is None else alpha, 0.0 if beta is None else beta)
-        return SwiGLU(*given, limit), "gate_up"
+        return SwiGLU(limit=moe.swiglu_limit), "gate_up"
+    order, usual = {
+        MoEActivation.SWIGLUOAI: ("alternating", (GPT_OSS_ALPHA, GPT_OSS_BETA, GPT_OSS_LIMIT)),
+        MoEActivation.SWIGLUOAI_UNINTERLEAVE: ("gate_up", (1.0, 0.0, None)),
+    }.get(moe.activation, ("", ()))
+    if order:
+        values: list[Any] = [b if a is None else a for a, b in zip(given, usual, strict=True)]
+        return SwiGLU(*values), order
     raise NotImplementedError(f"--quantization {NAME}: activation {moe.activation.value!r}")
-
-
-@cache
-def compile_all(stored: StoredExperts, tokens: int, device: torch.device, pairs: bool) -> None:
-    """Compile or find the kernels of all layers that are like this one."""
-    warmed = stored.warmup(range(1, tokens + 1), device, pairs=pairs)
-    logger.info("Experts in %s on %s: %s", stored.scheme.fmt, NAME, warmed)

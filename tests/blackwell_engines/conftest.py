@@ -39,6 +39,8 @@ def _attention(rounded: Callable, operator: Any, fields_of: Callable, calls: lis
         if window is not None:
             sides = (window, None) if isinstance(window, int) else window
             options["window"] = sides if operator is ATTENTION else window
+        if out.dtype == torch.float8_e4m3fn:
+            options["out_dtype"] = out.dtype
         found = rounded(q, k, v, **options)
         out.copy_(found.o)
         return (out, found.lse.float()) if return_lse else out

@@ -19,6 +19,7 @@ from tests.blackwell_engines.vllm import engine as vllm
 from tests.blackwell_engines.vllm import test_driver as vllm_driver
 
 PAGE = 16
+FP8 = LayerShape(kv_dtype=torch.float8_e4m3fn)
 
 
 def layer_of(shape: LayerShape, page_size: int = PAGE) -> Layer:
@@ -67,6 +68,18 @@ def test_names_of_kernels_of_other_layers(listed):
     )
     assert {c.varlen_q for c in many} == {True, False}
     assert all(c.left and c.right for c in many)
+
+    narrow = replace(layer_of(LayerShape()), out_dtype=torch.float8_e4m3fn)
+    configs = [key.config for key in warm.warmup(narrow, sizes, "sm_90a", written=False)]
+    assert {(c.out_dtype, c.out_scale) for c in configs} == {("e4m3", True)}
+
+    heads = replace(layer_of(FP8), head_scales=True)
+    moved = [
+        k.config for k in warm.warmup(heads, sizes, "sm_90a") if "Pages" in type(k.config).__name__
+    ]
+    whole = warm.warmup(layer_of(FP8), sizes, "sm_90a")
+    assert len(moved) == 1
+    assert moved[0] not in [key.config for key in whole]
 
     encoder = replace(layer_of(LayerShape()), causal=False)
     given = {"written": False, "own_keys": True, "paged": False}

@@ -150,7 +150,8 @@ def modules() -> dict[str, ModuleType]:
             "register_attention_backend": register_attention_backend
         },
         "mem_cache.memory_pool": {"KVWriteLoc": KVWriteLoc},
-        "arg_groups.choices": {"ATTENTION_BACKEND_CHOICES": CHOICES},
+        "arg_groups.choices": {"ATTENTION_BACKEND_CHOICES": CHOICES, "QUANTIZATION_CHOICES": []},
+        "layers.quantization": {"QUANTIZATION_METHODS": {}},
     }
     found = {"sglang": ModuleType("sglang"), "sglang.srt": ModuleType("sglang.srt")}
     for path, names in contents.items():

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, EnumMeta
+from itertools import accumulate
 from types import ModuleType, SimpleNamespace
 from typing import Any, Generic, TypeVar
 
@@ -16,6 +17,7 @@ import torch
 
 from blackwell_engines.engines.step import Step
 from tests.blackwell_engines.requests import NOWHERE, LayerShape, Request, packed
+from tests.blackwell_engines.vllm import moe_engine
 
 # ---- Stand-ins for vLLM 0.33.0, in a few lines: base classes, metadata, the registry
 
@@ -94,6 +96,7 @@ class AttentionBackendEnum(Enum, metaclass=_Named):
     FLASH_ATTN = "flash"
 
 
+CAPABILITY = SimpleNamespace(major=9, minor=0)
 RANKS = SimpleNamespace(count=1, own=0, group=None)  # those that share keys
 
 
@@ -113,35 +116,42 @@ def register_backend(name: str, path: str) -> None:
     AttentionBackendEnum.register(name, path)
 
 
+STAND_INS = {
+    "vllm.config": {"get_current_vllm_config_or_none": lambda: None},
+    "vllm.distributed.parallel_state": {
+        "get_dcp_group": lambda: RANKS.group,
+        "get_dcp_world_size_and_rank": lambda sharded: (RANKS.count, RANKS.own),
+    },
+    "vllm.model_executor.layers.quantization.utils.quant_utils": {
+        "kFp8StaticTensorSym": "e4m3 with a scale that is known before",
+    },
+    "vllm.platforms": {
+        "current_platform": SimpleNamespace(get_device_capability=lambda: CAPABILITY)
+    },
+    "vllm.v1.attention.backend": {
+        kind.__name__: kind
+        for kind in (
+            AttentionBackend, AttentionCGSupport, AttentionImpl, AttentionMetadataBuilder,
+            AttentionType, CommonAttentionMetadata,
+        )
+    },
+    "vllm.v1.attention.backends.registry": {
+        "AttentionBackendEnum": AttentionBackendEnum, "register_backend": register_backend,
+    },
+    "vllm.v1.attention.ops.dcp": {
+        "cp_lse_ag_out_rs": lambda o, lse, group, return_lse: group.combine(o, lse),
+    },
+    "vllm.v1.kv_cache_interface": {"EncoderOnlyAttentionSpec": EncoderOnlyAttentionSpec},
+}  # fmt: skip
+
+
 def modules() -> dict[str, ModuleType]:
     """Map the names under which the plugin imports modules to stand-ins."""
-    names = (
-        "vllm",
-        "vllm.distributed",
-        "vllm.v1",
-        "vllm.v1.attention",
-        "vllm.v1.attention.backends",
-    )
-    found = {name: ModuleType(name) for name in names}
-    backend = ModuleType("vllm.v1.attention.backend")
-    for kind in (AttentionBackend, AttentionCGSupport, AttentionImpl, AttentionMetadataBuilder,
-                 AttentionType, CommonAttentionMetadata):  # fmt: skip
-        setattr(backend, kind.__name__, kind)
-    config = ModuleType("vllm.config")
-    config.get_current_vllm_config_or_none = lambda: None
-    state = ModuleType("vllm.distributed.parallel_state")
-    state.get_dcp_group = lambda: RANKS.group
-    state.get_dcp_world_size_and_rank = lambda sharded: (RANKS.count, RANKS.own)
-    ops = ModuleType("vllm.v1.attention.ops")
-    ops.dcp = ModuleType("vllm.v1.attention.ops.dcp")
-    ops.dcp.cp_lse_ag_out_rs = lambda o, lse, group, return_lse: group.combine(o, lse)
-    specs = ModuleType("vllm.v1.kv_cache_interface")
-    specs.EncoderOnlyAttentionSpec = EncoderOnlyAttentionSpec
-    registry = ModuleType("vllm.v1.attention.backends.registry")
-    registry.AttentionBackendEnum = AttentionBackendEnum
-    registry.register_backend = register_backend
-    for module in (backend, registry, config, specs, state, ops, ops.dcp):
-        found[module.__name__] = module
+    found: dict[str, ModuleType] = moe_engine.modules()
+    for path, names in STAND_INS.items():
+        for name in accumulate(path.split("."), "{}.{}".format):
+            found.setdefault(name, ModuleType(name))
+        vars(found[path]).update(names)
     return found
 
 

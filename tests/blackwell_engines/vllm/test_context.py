@@ -125,10 +125,12 @@ class Ranks:
 def test_two_ranks(sinks, interleave, plugin, group, engines_by_definition):
     """Prompts, a prompt of one token, pieces, decoding, both in a step."""
     ranks = Ranks(plugin, replace(SHAPE, sinks=sinks), interleave)
-    for name in (1, 2, 3):
+    for name in range(1, 6):
         ranks.admit(name, 80)
     ranks.step({1: 20})
     assert not group.exchanges, "a prompt without a past sees its own keys alone"
+    ranks.step({4: 1, 5: 20})
+    assert group.exchanges, "the key of a prompt's only token is one rank's"
     ranks.step({1: 1, 2: 33, 3: 1})
     ranks.step({1: 1, 3: 1, 2: 17})
     ranks.step({1: 1, 2: 1, 3: 1})
@@ -170,8 +172,11 @@ def test_a_captured_step_reads_lengths_in_place(plugin, group):
 
 def test_layers_that_ranks_cannot_share(plugin, group, monkeypatch):
     monkeypatch.setattr(plugin.BlackwellKernelsImpl, "dcp_world_size", COUNT)
+    given = (4, 64, 0.125, 1, None)
     with pytest.raises(NotImplementedError, match="sliding_window 9 with decode_context_parallel"):
-        plugin.BlackwellKernelsImpl(4, 64, 0.125, 1, None, 9)
+        plugin.BlackwellKernelsImpl(*given, 9)
+    with pytest.raises(NotImplementedError, match=r"attn_type encoder_decoder, .* shared by ranks"):
+        plugin.BlackwellKernelsImpl(*given, None, "auto", None, "encoder_decoder")
     spec = Engine(plugin, SHAPE).builder.kv_cache_spec
     spec.attention_chunk_size = 32
     with pytest.raises(NotImplementedError, match="attention_chunk_size 32"):

@@ -49,13 +49,20 @@ def register_backend(name, path):
     member._name_, member._value_ = name, path
     AttentionBackendEnum._member_map_[name] = member
 """
+QUANTIZATION = "register_quantization_config = lambda name: lambda made: made"
+BASE_CONFIG = "class QuantizationConfig: pass"
 
 
 def test_the_name_is_unpickled_where_no_plugin_is_loaded(tmp_path):
     """The engine's process unpickles vLLM's configuration before it loads plugins."""
-    registry = tmp_path / "vllm" / "v1" / "attention" / "backends" / "registry.py"
-    registry.parent.mkdir(parents=True)
-    registry.write_text(REGISTRY)
+    for name, text in (
+        ("v1/attention/backends/registry.py", REGISTRY),
+        ("model_executor/layers/quantization/__init__.py", QUANTIZATION),
+        ("model_executor/layers/quantization/base_config.py", BASE_CONFIG),
+    ):
+        module = tmp_path / "vllm" / name
+        module.parent.mkdir(parents=True, exist_ok=True)
+        module.write_text(text)
     path = os.pathsep.join((str(tmp_path), str(ROOT)))
 
     def run(words: str, given: bytes = b"") -> bytes:
@@ -66,8 +73,8 @@ def test_the_name_is_unpickled_where_no_plugin_is_loaded(tmp_path):
         ).stdout
 
     pickled = run(
-        "from blackwell_engines.vllm import register; "
-        "sys.stdout.buffer.write(pickle.dumps(register()))"
+        "from blackwell_engines.vllm import attention_backend; "
+        "sys.stdout.buffer.write(pickle.dumps(attention_backend()))"
     )
     said = run(
         "member = pickle.load(sys.stdin.buffer); from vllm.v1.attention.backends import registry; "
@@ -159,9 +166,6 @@ def test_steps_that_are_refused(plugin):
     common.causal = torch.ones(1, dtype=torch.int32)
     with pytest.raises(NotImplementedError, match="causal is a tensor: the host"):
         engine.builder.build(0, common)
-    out = torch.zeros(5, 4, 64).bfloat16()
-    with pytest.raises(NotImplementedError, match="output_scale"):
-        engine.impl.forward(engine.layer, out, out, out, engine.cache, None, out, torch.ones(1))
 
 
 @pytest.mark.parametrize("scale", [-1.0, 0.0, float("nan"), float("inf")])

@@ -5,12 +5,14 @@ that are not causal. Each token is compared with the definition.
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.blackwell_engines.requests import SHAPES, LayerShape, Request
 from tests.blackwell_engines.vllm.engine import (
+    CAPABILITY,
     EncoderOnlyAttentionSpec,
     Engine,
     cache_of,
@@ -72,6 +74,25 @@ def test_layers_that_share_keys(plugin, engines_by_definition):
     forward(engine.layer, q, None, None, last["cache"], step, out)
     for row, request in enumerate(order):
         request.judge(out[row : row + 1], request.done - 1)
+
+
+class _OnGpu(torch.Tensor):
+    is_cuda = True
+
+
+@pytest.mark.parametrize("fast_prefill", [False, True])
+def test_starts_that_may_still_be_on_their_way(fast_prefill, plugin, monkeypatch):
+    """With fast prefill vLLM copies them from the GPU and does not wait."""
+    engine, waits = Engine(plugin, PLAIN), []
+    stream = SimpleNamespace(synchronize=lambda: waits.append(True))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    given = engine.builder.kv_cache_spec, ["layer"], config_of(fast_prefill=fast_prefill), None
+    builder = plugin.BlackwellKernelsBuilder(*given)
+    engine.admit(1, 20)
+    common, _ = engine.metadata({1: 9})
+    common.query_start_loc = common.query_start_loc.as_subclass(_OnGpu)
+    builder.build(0, common)
+    assert len(waits) == fast_prefill
 
 
 @pytest.mark.parametrize("window", [None, 9])
@@ -188,3 +209,33 @@ def test_blocks_that_lie_apart(name, plugin, engines_by_definition):
     engine.admit(1, 60)
     engine.step({1: 40})
     engine.step({1: 1})
+
+
+def test_o_in_e4m3(plugin, engines_by_definition):
+    """vLLM may have O in e4m3 of the kernels themselves, divided by a scale."""
+    engine = Engine(plugin, PLAIN)
+    for name in (1, 2):
+        engine.admit(name, 60)
+    engine.step({1: 20})
+    common, order = engine.metadata({1: 1, 2: 17})
+    first, second = order
+    q, k, v = (torch.cat([getattr(first, x)[20:21], getattr(second, x)[:17]]) for x in "qkv")
+    engine.impl.do_kv_cache_update(engine.layer, k, v, engine.cache, common.slot_mapping)
+    given = engine.layer, q, k, v, engine.cache, engine.builder.build(0, common)
+    o = engine.impl.forward(*given, torch.empty_like(q)).float()
+    narrow, scale = torch.empty_like(q, dtype=torch.float8_e4m3fn), torch.tensor([0.25])
+    engine.impl.forward(*given, narrow, scale)
+    assert ((narrow.float() * 0.25 - o).abs() <= 2**-4 * o.abs() + 2**-11).all()
+    with pytest.raises(NotImplementedError, match="output_block_scale: O in e4m3 has one scale"):
+        engine.impl.forward(*given, narrow, scale, torch.ones(1))
+
+
+def test_where_o_in_e4m3_is_offered(plugin, monkeypatch):
+    key, impl = plugin.kFp8StaticTensorSym, Engine(plugin, PLAIN).impl
+    assert impl.fused_output_quant_supported(key)
+    assert not impl.fused_output_quant_supported("another")
+    monkeypatch.setattr(impl, "dcp_world_size", 2)
+    assert not impl.fused_output_quant_supported(key)
+    monkeypatch.undo()
+    monkeypatch.setattr(CAPABILITY, "major", 8)
+    assert not impl.fused_output_quant_supported(key)
