@@ -51,7 +51,11 @@ def settings() -> dict[str, str]:
         name: value
         for name, value in os.environ.items()
         if name == PTXAS_VARIABLE
-        or (name.startswith("CUTE_DSL_") and not name.endswith(("_DIR", "_KEEP")))
+        or (
+            name.startswith("CUTE_DSL_")
+            and not name.startswith("CUTE_DSL_LOG_")  # SGLang sets two in its own processes
+            and not name.endswith(("_DIR", "_KEEP"))
+        )
     }
     return found | {"root": str(ROOT)} if _LINES in found else found
 

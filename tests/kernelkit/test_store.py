@@ -259,6 +259,14 @@ def test_kernels_with_lines_are_those_of_their_checkout(monkeypatch):
     assert str(sources.ROOT) in settings().values()
 
 
+def test_what_the_compiler_logs_makes_no_other_kernel(monkeypatch):
+    """An engine sets these in its processes, and not where its kernels are made before."""
+    before = settings()
+    monkeypatch.setenv("CUTE_DSL_LOG_LEVEL", "30")
+    monkeypatch.setenv("CUTE_DSL_LOG_TO_CONSOLE", "1")
+    assert settings() == before
+
+
 @pytest.mark.parametrize(("text", "expected"), [("512M", 512 << 20), ("2G", 2 << 30), ("7", 7)])
 def test_sizes(text, expected):
     assert bytes_of(text) == expected
