@@ -121,6 +121,10 @@ STAND_INS = {
         "get_dcp_group": lambda: RANKS.group,
         "get_dcp_world_size_and_rank": lambda sharded: (RANKS.count, RANKS.own),
     },
+    "vllm.model_executor.layers.quantization": {
+        "register_quantization_config": lambda name: lambda config: config
+    },
+    "vllm.model_executor.layers.quantization.base_config": {"QuantizationConfig": object},
     "vllm.model_executor.layers.quantization.utils.quant_utils": {
         "kFp8StaticTensorSym": "e4m3 with a scale that is known before",
     },
@@ -146,7 +150,7 @@ STAND_INS = {
 
 def modules() -> dict[str, ModuleType]:
     """Map the names under which the plugin imports modules to stand-ins."""
-    found: dict[str, ModuleType] = moe_engine.modules()
+    found: dict[str, ModuleType] = {}
     for path, names in STAND_INS.items():
         for name in accumulate(path.split("."), "{}.{}".format):
             found.setdefault(name, ModuleType(name))
