@@ -11,8 +11,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from lab.engines.harness import observe
 from lab.engines.judge import Reference
 from lab.engines.models import COMMON, DECODERS, OTHERS
+from lab.engines.quantised import QUANTISED
+from lab.engines.registry import PLANTED, SCENARIOS
 from lab.engines.run import Run
-from lab.engines.scenarios import PLANTED, SEEN, VLLM, Scenario
+from lab.engines.scenarios import SEEN, Scenario
 
 
 @pytest.fixture(scope="module")
@@ -66,15 +68,17 @@ def test_scales_change_what_is_right(model):
 
 
 def test_every_run_has_its_model_and_what_it_looks_for():
-    for scenario in VLLM:
-        assert {scenario.model, scenario.weights or scenario.model} <= {*DECODERS, *OTHERS}
-        assert {*scenario.seen} <= {*SEEN}
-        assert len({tuple(p[:3]) for p in scenario.prompts()}) == len(scenario.lengths) or (
-            scenario.repeating
-        )
-    assert len({scenario.name for scenario in VLLM}) == len(VLLM)
-    assert {*PLANTED} == {*observe.FAULTS}
-    assert {*PLANTED.values()} <= {scenario.name for scenario in VLLM}
+    folders = {*DECODERS, *OTHERS, *(f"{name}_plain" for name in QUANTISED)}
+    for engine, scenarios in SCENARIOS.items():
+        for scenario in scenarios:
+            assert {scenario.model, scenario.weights or scenario.model} <= folders
+            assert {*scenario.seen} <= {*SEEN}
+            assert len({tuple(p[:3]) for p in scenario.prompts()}) == len(scenario.lengths) or (
+                scenario.repeating
+            )
+        assert len({scenario.name for scenario in scenarios}) == len(scenarios)
+        assert {*PLANTED[engine]} == {*observe.FAULTS}
+        assert {*PLANTED[engine].values()} <= {scenario.name for scenario in scenarios}
 
 
 def test_what_was_not_seen_is_missing():

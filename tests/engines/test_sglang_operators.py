@@ -9,9 +9,6 @@ import pytest
 import torch
 
 from lab.engines import sglang_operators as operators
-from lab.engines.models import DECODERS, OTHERS
-from lab.engines.scenarios import SEEN
-from lab.engines.sglang_scenarios import PLANTED, SGLANG
 
 
 def links(rows: int, number: int) -> tuple[torch.Tensor, ...]:
@@ -101,11 +98,3 @@ def test_a_name_that_is_absent_says_so(monkeypatch):
         assert module.fill_bonus_tokens_cpu is operators.fill_bonus_tokens_cpu
         with pytest.raises(NotImplementedError, match=r"sgl_kernel\.gelu is not installed"):
             module.gelu(1)
-
-
-def test_every_run_has_its_model_and_what_it_looks_for():
-    for scenario in SGLANG:
-        assert {scenario.model, scenario.weights or scenario.model} <= {*DECODERS, *OTHERS}
-        assert {*scenario.seen} <= {*SEEN}
-    assert len({scenario.name for scenario in SGLANG}) == len(SGLANG)
-    assert {*PLANTED.values()} <= {scenario.name for scenario in SGLANG}
