@@ -1,9 +1,11 @@
-"""Tiny models whose experts have four bits, in the layouts of checkpoints; beside each NAME the
-folder NAME_plain has the same weights dequantised, for transformers.
+"""Tiny models whose experts have four bits, in the layouts of checkpoints.
 
-gpt_oss_mxfp4: as openai/gpt-oss has them (blocks, scales). gpt_oss_shares: the same with 160 rows,
-of which two ranks get 96 and 64. qwen3_moe_nvfp4: NVFP4 of ModelOpt. qwen3_moe_ct: NVFP4 of
-compressed-tensors.
+Beside each NAME the folder NAME_plain has the same weights dequantised, for transformers.
+
+gpt_oss_mxfp4: blocks and scales as in openai/gpt-oss
+gpt_oss_shares: the same with 160 rows, of which two ranks get 96 and 64
+qwen3_moe_nvfp4: NVFP4 of ModelOpt
+qwen3_moe_ct: NVFP4 of compressed-tensors
 """
 
 from __future__ import annotations

@@ -18,10 +18,14 @@ class Scenario:
     """A run of one engine.
 
     name: also of its log
-    model: of `lab.engines.models`; weights: those that transformers reads, where they differ
-    lengths: tokens of each prompt; `repeating` prompts are what n-gram drafts are found in
+    model: of `lab.engines.models`
+    weights: those that transformers reads, where they differ
+    lengths: tokens of each prompt
+    tokens: new tokens of each prompt
     rounds: how often the same prompts are sent
-    options: of the engine, beside those of all runs; variables: of its process
+    repeating: whether prompts repeat five tokens, which n-gram drafts are found in
+    options: of the engine, beside those of all runs
+    variables: of the engine's process
     scales: of an FP8 cache, as `judge.Reference` takes them
     seen: names of `SEEN` that the calls of our attention must show
     counted: metrics of the engine that must be above 0

@@ -69,16 +69,14 @@ class EmulatedPlatform(CpuPlatform):
             register_kernels({name: slot_mapping})
 
 
-def slot_mapping(
-    tokens: int, most: int, starts: torch.Tensor, positions: torch.Tensor, table: torch.Tensor,
-    stride: int, slots: torch.Tensor, block_size: int, ranks: int, rank: int, interleaved: int,
-    padding: int, *launch: int,
-) -> None:  # fmt: skip
-    """Write the slot of each token, block * block size + row, and `padding` behind the last one.
+def slot_mapping(*given: Any) -> None:
+    """Write the slot of each token, block * block size + row, and padding behind the last one: what
+    `vllm.v1.worker.block_table.ComputeSlotMappingKernel` does, with its arguments in order.
 
     Raises:
         NotImplementedError: if several ranks share the keys of a request.
     """
+    tokens, most, starts, positions, table, _, slots, block_size, ranks, _, _, padding, *_ = given
     if ranks != 1:
         raise NotImplementedError(f"{ranks} ranks of context parallelism on the V1 runner")
     for request, (begin, end) in enumerate(pairwise(starts.tolist())):
@@ -98,12 +96,10 @@ def _define(schema: str, function: Any) -> None:
     _OPERATORS.impl(schema.partition("(")[0], function, "CompositeExplicitAutograd")
 
 
-def _experts(
-    out: torch.Tensor, x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor,
-    bias13: torch.Tensor | None, bias2: torch.Tensor | None, weights: torch.Tensor,
-    ids: torch.Tensor, skip_weighted: bool, activation: str, isa: str,
-) -> None:  # fmt: skip
-    """A layer of experts in the dtype of x, summed in fp32."""
+def _experts(*given: Any) -> None:
+    """Compute a layer of experts in the dtype of x, summed in fp32, from the operator's arguments
+    in order."""
+    out, x, w13, w2, bias13, bias2, weights, ids, skip_weighted, activation, _ = given
     total = torch.zeros(out.shape, dtype=torch.float32)
     for expert in range(w13.shape[0]):
         token, choice = (ids == expert).nonzero(as_tuple=True)
