@@ -19,7 +19,10 @@ def test_200_requests(engine, environment):
 
 
 TWO_ENGINES = {
-    "vllm": (["--data-parallel-size", "2"], {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}),
+    "vllm": (
+        ["--data-parallel-size", "2"],
+        {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_SIM_MULTI_NUMA": "1"},
+    ),
     "sglang": (["--dp-size", "2"], {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}),
 }
 
