@@ -38,6 +38,9 @@ def _load(parser: argparse.ArgumentParser) -> None:
 
 
 def _newest(parser: argparse.ArgumentParser) -> None:
+    for engine in ("vllm", "sglang"):
+        words = f"of {engine}, in place of the newest"
+        parser.add_argument(f"--{engine}", metavar="VERSION", help=words)
     groups.add_json(parser, "what broke")
     parser.set_defaults(action="newest")
 

@@ -51,14 +51,16 @@ def changes(before: Mapping[str, str | None], after: Mapping[str, str | None]) -
     return lines
 
 
-def compare(environment: Environment) -> dict[str, list[str]]:
+def compare(environment: Environment, named: Mapping[str, str | None]) -> dict[str, list[str]]:
     """Install the newest versions beside the pinned ones; say by engine what broke.
+
+    named: versions to install in place of the newest, by engine
 
     Raises:
         LookupError: as `newest_of`.
     """
     environment.build()
-    versions = {name: newest_of(environment, name) for name in VERSIONS}
+    versions = {name: named[name] or newest_of(environment, name) for name in VERSIONS}
     if versions == environment.versions:
         print(f"the index has nothing newer than {versions}")
         return {name: [] for name in versions}
@@ -66,6 +68,8 @@ def compare(environment: Environment) -> dict[str, list[str]]:
     other.build()
     broken = {}
     for engine in versions:
+        if versions[engine] == environment.versions[engine]:
+            continue
         lines = changes(signatures(environment, engine), signatures(other, engine))
         broken[f"{engine} {versions[engine]}"] = lines + _first_run(other, engine)
     return broken

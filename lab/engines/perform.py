@@ -112,7 +112,10 @@ def newest(options: argparse.Namespace, environment: Environment) -> int:
     """Say what broke in the newest versions."""
     from lab.engines.newest import compare
 
-    broken = compare(environment)
+    try:
+        broken = compare(environment, {"vllm": options.vllm, "sglang": options.sglang})
+    except LookupError as error:
+        return refuse(error)
     for engine, lines in broken.items():
         print(f"{engine}: {'nothing broke' if not lines else ''}")
         print(*(f"    {line}" for line in lines), sep="\n")
