@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,6 +68,13 @@ class Run:
         return [replace(verdict, own=own) for verdict in found]
 
 
+def end(process: subprocess.Popen) -> None:
+    """Kill what is left of a process and of those that it started; it leads a session."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
 def run_vllm(environment: Environment, scenario: Scenario, fault: str = "") -> Run:
     """Run a scenario of vLLM. fault: of `harness.observe.FAULTS`, planted into the adapter.
 
@@ -97,14 +107,16 @@ def run(
     if fault:
         variables[FAULT] = fault
     with (place / "log").open("w", encoding="utf-8") as log:
-        command = [environment.python, "-m", worker, *files]
+        process = subprocess.Popen(
+            [environment.python, "-m", worker, *files], stdout=log, stderr=subprocess.STDOUT,
+            env=variables, cwd=ROOT, start_new_session=True,
+        )  # fmt: skip
         try:
-            code = subprocess.run(
-                command, stdout=log, stderr=subprocess.STDOUT, env=variables, cwd=ROOT,
-                timeout=LIMIT,
-            ).returncode  # fmt: skip
+            code = process.wait(LIMIT)
         except subprocess.TimeoutExpired:
-            code = -1
+            code = f"no result within {LIMIT} s"
+        finally:
+            end(process)
     if code:
         tail = (place / "log").read_text(encoding="utf-8", errors="replace")[-3000:]
         raise EngineError(f"{name} ended with {code}; the end of {place / 'log'}:\n{tail}")

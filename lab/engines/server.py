@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 from lab.engines import sglang_options
 from lab.engines.environment import Environment
 from lab.engines.harness.observe import FOLDER, read
-from lab.engines.run import EngineError
+from lab.engines.run import EngineError, end
 from lab.engines.scenarios import SPAWNED
 from lab.house.source import ROOT
 
@@ -133,10 +133,9 @@ def serving(
             yield server
         finally:
             process.send_signal(signal.SIGINT)
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            end(process)
 
 
 def _wait(server: Server, path: str) -> None:
