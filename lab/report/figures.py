@@ -179,6 +179,15 @@ def _gpt_oss(document: Document) -> list[Table]:
     ]
 
 
+def _vllm(document: Document) -> list[Table]:
+    steps = [
+        {**{name: value for name, value in step.items() if not isinstance(value, dict | list)},
+         **{f"{name} us": value for name, value in step["us_by_package"].items()}}
+        for step in document.data["profiles"]
+    ]  # fmt: skip
+    return [plain("runs", document.data["rows"]), plain("decode steps", steps)]
+
+
 def _conformance(document: Document) -> list[Table]:
     """The forms themselves are 6,600 pairs of numbers that say the same: not listed."""
     near = [{"form": form, **found} for form, found in document.data["approximations"].items()]
@@ -201,6 +210,7 @@ SPECIAL: dict[str, Callable[[Document], list[Table]]] = {
     "model_b200_attention.json": _attention,
     "model_b200_layers.json": _layers,
     "gpt_oss_h200.json": _gpt_oss,
+    "vllm_h200.json": _vllm,
     "conformance_h100.json": _conformance,
     "ncu_h200.csv": _ncu,
 }

@@ -37,6 +37,7 @@ COMMANDS = {
     "kvcache_h100.json": f"{BENCH} kvcache --json FILE",
     "kvcache_host.json": f"{BENCH} kvcache-host --json FILE",
     "kvcache_tier_h100.json": f"{BENCH} kvcache-tier --json FILE",
+    "vllm_h200.json": "vLLM's Python without its extensions (notes/engines.md)",
     "merge_h100.json": f"{BENCH} merge --json FILE, by an earlier form of it",
     "merge_stacked_h100.json": f"{BENCH} merge --json FILE, by an earlier form of it",
     "model_b200_attention.json": "python scripts/cycles.py fmha --peers --perturbed 12 --json FILE",

@@ -165,6 +165,13 @@ SECTIONS = (
         "gpt_oss_h200.png",
     ),
     Section(
+        "vllm",
+        "vLLM on these kernels",
+        "Tokens per second of gpt-oss-20b and Llama 8B in vLLM 0.33.0 without its extensions, and "
+        "where the time of decode steps goes.",
+        ("vllm_h200.json",),
+    ),
+    Section(
         "cache",
         "The paged cache",
         "Blocks, states and checkpoints after a run on a CPU.",
