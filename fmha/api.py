@@ -143,10 +143,10 @@ def attention(
         out: like q with Dv columns, where O is written.
         out_dtype: of O: bfloat16, float16, float32, float8_e4m3fn; by default that of out, else of
             q, or bfloat16 where q is e4m3, or float32 where O is raw.
-        out_scale: an O in float8_e4m3fn is O / out_scale, rounded once to nearest even and
-            saturated to +-448; NaN stays NaN. A number, which takes a small fill, or one fp32
-            number on the device ([] or [1]), read in place; from 2^-126 on; 1 by default. The
-            conversion needs compute capability 8.9, and O is not raw.
+        out_scale: divisor of an O in float8_e4m3fn, 1 by default. O / out_scale is rounded once, to
+            nearest even, and saturated to +-448; NaN stays NaN. A number from 2^-126 on, which
+            takes a small fill, or fp32 [] or [1], read in place; on a GPU a smaller one counts as
+            2^-126. An O in float8_e4m3fn is not raw and needs compute capability 8.9.
         pack_heads: all query heads of a key head share query tiles; None: where that makes fewer.
         pdl: programmatic dependent launch: the kernel may begin before the previous kernel on the
             stream has ended.

@@ -133,18 +133,18 @@ def store_pieces(
 def trade(words: cute.Tensor, first: cutlass.Constexpr) -> None:
     """Transpose squares of words among four lanes.
 
-    A lane has four words of each 32 columns, one of each eight columns, and with 16-bit elements so
-    for both rows. It receives the four words of its eight columns.
+    A lane has a word of each eight columns, so four of each 32. It receives the four words of its
+    eight columns.
 
-    first: distance of neighbouring words of a square, 2 if rows alternate, 1 if a word has a pair
-        of each row.
+    first: distance between the words of a square: 1 if a word has a pair of each row, as in e4m3;
+        2 if words of the two rows alternate.
     """
     lane = cute.arch.lane_idx()
     for step in cutlass.range_constexpr(2):
         upper = Boolean(lane >> step & 1)
         for number in cutlass.range_constexpr(cute.size(words)):
-            # Row, if rows alternate, which of the four, 32 columns: bits of the number, from the
-            # lowest up.
+            # Bits of the number, from the lowest up: the row if rows alternate, which of the four,
+            # 32 columns.
             other = number | first << step
             if cutlass.const_expr(other != number):
                 sent = words[number] if upper else words[other]
@@ -155,9 +155,9 @@ def trade(words: cute.Tensor, first: cutlass.Constexpr) -> None:
 
 @cute.jit
 def part_rows(words: cute.Tensor) -> None:
-    """Separate the rows of e4m3 words, each of which has a pair of columns of both rows.
+    """Separate the rows of e4m3 words, each of which has a pair of columns of each row.
 
-    Four words of eight columns become two words of the first row and two of the second.
+    The four words of eight columns become two words of the first row, then two of the second.
     """
     for number in cutlass.range_constexpr(0, cute.size(words), 4):
         four = [words[number + k] for k in range(4)]

@@ -53,8 +53,7 @@ def inverse_of(scale: cute.Tensor | None) -> Float32 | None:
 def to_e4m3(values: cute.Tensor, factor: Float32 | None) -> cute.Tensor:
     """Return words of four e4m3 each: `values` (N,) times `factor`, or as they are without one.
 
-    Compute capability 8.9 is the first that has the conversion. Use `packed_elements` for kernels
-    of sm_100a and sm_90a whose factor is always there.
+    For all GPUs that have the conversion, from compute capability 8.9 on.
     """
     words = cute.make_rmem_tensor(cute.size(values) // PER_WORD["e4m3"], Uint32)
     for word in cutlass.range_constexpr(cute.size(words)):

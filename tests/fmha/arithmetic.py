@@ -21,7 +21,7 @@ V_PIECES = {
     64: (16 * KIB, 1), 96: (24 * KIB, 1), 128: (32 * KIB, 1),
     256: (32 * KIB, 1), 512: (32 * KIB, 2),
 }  # fmt: skip
-OUT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+OUT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "e4m3": 1}
 
 
 def barriers(config: Any, k_stages: int, v_stages: int) -> int:
@@ -80,8 +80,9 @@ def _rows_bytes(config: Any) -> int:
 
 
 def _panel_bytes(config: Any) -> int:
-    """Bytes of 128 rows of O of 128 bytes; of 64 bytes if 96 columns do not divide by 64."""
-    return 128 * (64 if _v_dim(config) == 96 and _o_bytes(config) == 2 else 128)
+    """Bytes of 128 rows of O, each of the most bytes up to 128 that divide a row."""
+    row = _v_dim(config) * _o_bytes(config)
+    return 128 * next(line for line in (128, 64, 32) if row % line == 0)
 
 
 def _out_stages(config: Any) -> int:
@@ -100,8 +101,10 @@ def broken_rules(config: Any) -> list[str]:
     found = []
     if config.dtype not in ("bf16", "fp16"):
         found.append(f"dtype {config.dtype!r}")
-    if config.out_dtype not in ("", "bf16", "fp16", "fp32"):
+    if config.out_dtype not in ("", *OUT_BYTES):
         found.append(f"out_dtype {config.out_dtype!r}")
+    if config.out_dtype == "e4m3" and not config.normalize:
+        found.append("e4m3 with normalize=False")
     if config.schedule not in ("", "base", "pingpong"):
         found.append(f"schedule {config.schedule!r}")
     if config.page_size < 0 or config.page_size % 8:
