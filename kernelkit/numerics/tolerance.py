@@ -50,6 +50,16 @@ def ulp(magnitude: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.ldexp(torch.full_like(magnitude, info.eps), exponent - 1)
 
 
+def _allowed(
+    exact: torch.Tensor, rounded: torch.Tensor, dtype: torch.dtype, dims: tuple[int, ...] | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return how far each element of O may be off, and the error of the reference."""
+    reference_error = _largest(_difference(rounded, exact), dims)
+    row_top = _finite(exact).abs().amax(dim=-1, keepdim=True)
+    limit = REFERENCE_FACTOR * reference_error + ulp(row_top, dtype).expand_as(exact)
+    return limit, reference_error
+
+
 def compare_output(
     actual: torch.Tensor,
     exact: torch.Tensor,
@@ -65,9 +75,7 @@ def compare_output(
     mismatch = _special_mismatch("O", actual, exact)
     if mismatch is not None:
         return mismatch
-    reference_error = _largest(_difference(rounded, exact), dims)
-    row_top = _finite(exact).abs().amax(dim=-1, keepdim=True)
-    limit = REFERENCE_FACTOR * reference_error + ulp(row_top, dtype).expand_as(exact)
+    limit, reference_error = _allowed(exact, rounded, dtype, dims)
     return _worst("O", _difference(actual, exact), limit, reference_error)
 
 
@@ -90,9 +98,7 @@ def compare_e4m3(
     mismatch = _special_mismatch("O", actual.float(), saturated(exact, e4m3).float())
     if mismatch is not None:
         return mismatch
-    reference_error = _largest(_difference(rounded, exact), dims)
-    row_top = _finite(exact).abs().amax(dim=-1, keepdim=True)
-    limit = REFERENCE_FACTOR * reference_error + ulp(row_top, dtype)
+    limit, reference_error = _allowed(exact, rounded, dtype, dims)
     low, high = (saturated(exact + side, e4m3).double() for side in (-limit, limit))
     found = _finite(actual)
     nearest = torch.minimum(torch.maximum(found, _finite(low)), _finite(high))

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 
 from lab.engines.environment import VERSIONS, Environment
 from lab.engines.interfaces import NAMES
-from lab.engines.judge import Reference
 from lab.engines.registry import RUNS, SCENARIOS
-from lab.engines.run import EngineError
+from lab.engines.run import EngineError, reference_of
 from lab.house.source import ROOT
 
 
@@ -83,6 +82,6 @@ def _first_run(environment: Environment, engine: str) -> list[str]:
     except EngineError as error:
         lines = [line for line in str(error).splitlines() if "Error" in line]
         return [f"{scenario.name}: {(lines or [str(error)])[-1].strip()}"]
-    reference = Reference(environment.models / (scenario.weights or scenario.model))
+    reference = reference_of(environment, scenario)
     wrong = [str(verdict) for verdict in run.verdicts(reference) if not verdict.ok]
     return [f"{scenario.name}: {line}" for line in [*run.missing(), *wrong]]

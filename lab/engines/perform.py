@@ -11,7 +11,7 @@ from typing import Any
 
 from lab.engines.environment import OVERRIDDEN, Environment
 from lab.engines.registry import RUNS, SCENARIOS
-from lab.engines.run import EngineError
+from lab.engines.run import EngineError, reference_of
 from lab.engines.scenarios import Scenario
 from lab.tools.common import refuse
 
@@ -62,8 +62,6 @@ def chosen(names: Sequence[str]) -> list[tuple[str, Scenario]]:
 
 def run(options: argparse.Namespace, environment: Environment) -> int:
     """Run scenarios, a line for each; write --json after each."""
-    from lab.engines.judge import Reference
-
     environment.build()
     try:
         wanted = chosen(options.names)
@@ -78,8 +76,7 @@ def run(options: argparse.Namespace, environment: Environment) -> int:
             print(error)
             wrong.append(scenario.name)
             continue
-        weights = environment.models / (scenario.weights or scenario.model)
-        verdicts = done.verdicts(Reference(weights, scenario.scales))
+        verdicts = done.verdicts(reference_of(environment, scenario))
         good = all(verdict.ok for verdict in verdicts) and not done.missing()
         wrong += [] if good else [scenario.name]
         print(f"{'right' if good else 'WRONG'} {engine}/{scenario.name}, ", end="")

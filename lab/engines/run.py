@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from lab.engines.environment import Environment
@@ -66,6 +67,18 @@ class Run:
         ]
         own = max(verdict.own for verdict in found)
         return [replace(verdict, own=own) for verdict in found]
+
+
+def reference_of(environment: Environment, scenario: Scenario) -> Reference:
+    """The judge of a scenario's tokens; its models stay in memory."""
+    name = scenario.weights or scenario.model
+    key = environment.models / name, str(scenario.scales)
+    if key not in _references:
+        _references[key] = Reference(key[0], scenario.scales)
+    return _references[key]
+
+
+_references: dict[tuple[Path, str], Reference] = {}
 
 
 def end(process: subprocess.Popen) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
+from lab.engines import run
 from lab.engines.environment import Environment
 from lab.engines.judge import Reference
 from lab.engines.scenarios import Scenario
@@ -23,13 +25,4 @@ def environment() -> Environment:
 @pytest.fixture(scope="session")
 def reference_of(environment: Environment) -> Callable[[Scenario], Reference]:
     """The judge of a scenario's tokens; the models of a worker stay in memory."""
-    known: dict[tuple, Reference] = {}
-
-    def find(scenario: Scenario) -> Reference:
-        name = scenario.weights or scenario.model
-        key = (name, str(scenario.scales))
-        if key not in known:
-            known[key] = Reference(environment.models / name, scenario.scales)
-        return known[key]
-
-    return find
+    return partial(run.reference_of, environment)

@@ -26,7 +26,7 @@ def install() -> None:
     if getattr(module.attend, "is_observed", False):
         return
     if os.environ.get(FAULT):
-        FAULTS[os.environ[FAULT]](module)
+        _planted(module, FAULTS[os.environ[FAULT]])
     if os.environ.get(FOLDER):
         _record_attention(module)
         _record_compiled(compiler)
@@ -84,48 +84,38 @@ def _record_compiled(compiler: Any) -> None:
 # ---- faults
 
 
-def _no_window(module: Any) -> None:
+def _planted(module: Any, change: Callable[[Any, Any, Any], tuple[Any, Any]]) -> None:
+    """Have `attend` get (step, scores) as `change` returns them for (step, pages, scores)."""
     inner = module.attend
 
     def attend(
         step: Any, q: Any, pages: Any, out: Any, scores: Any, *rest: Any, **named: Any
     ) -> None:
-        return inner(step, q, pages, out, replace(scores, window=None), *rest, **named)
-
-    module.attend = attend
-
-
-def _swapped_scales(module: Any) -> None:
-    inner = module.attend
-
-    def attend(
-        step: Any, q: Any, pages: Any, out: Any, scores: Any, *rest: Any, **named: Any
-    ) -> None:
-        swapped = replace(scores, k_scale=scores.v_scale, v_scale=scores.k_scale)
-        return inner(step, q, pages, out, swapped, *rest, **named)
-
-    module.attend = attend
-
-
-def _wrong_slot(module: Any) -> None:
-    """Every decoded token finds its newest key in the row of another."""
-    inner = module.attend
-
-    def attend(
-        step: Any, q: Any, pages: Any, out: Any, scores: Any, *rest: Any, **named: Any
-    ) -> None:
-        if step.requests:
-            table = step.table.clone()
-            rows = range(table.shape[0])
-            for row, keys in zip(rows, step.seq_lens.tolist(), strict=False):
-                last = (keys - 1) // pages[0].shape[1]
-                table[row, last] = table[row, max(last - 1, 0)] if last else 0
-            step = replace(step, table=table)
+        step, scores = change(step, pages, scores)
         return inner(step, q, pages, out, scores, *rest, **named)
 
     module.attend = attend
 
 
-FAULTS: dict[str, Callable[[Any], None]] = {
+def _no_window(step: Any, pages: Any, scores: Any) -> tuple[Any, Any]:
+    return step, replace(scores, window=None)
+
+
+def _swapped_scales(step: Any, pages: Any, scores: Any) -> tuple[Any, Any]:
+    return step, replace(scores, k_scale=scores.v_scale, v_scale=scores.k_scale)
+
+
+def _wrong_slot(step: Any, pages: Any, scores: Any) -> tuple[Any, Any]:
+    """Every decoded token finds its newest key in the row of another."""
+    if not step.requests:
+        return step, scores
+    table = step.table.clone()
+    for row, keys in zip(range(table.shape[0]), step.seq_lens.tolist(), strict=False):
+        last = (keys - 1) // pages[0].shape[1]
+        table[row, last] = table[row, max(last - 1, 0)] if last else 0
+    return replace(step, table=table), scores
+
+
+FAULTS: dict[str, Callable[[Any, Any, Any], tuple[Any, Any]]] = {
     "window": _no_window, "scale": _swapped_scales, "slot": _wrong_slot,
 }  # fmt: skip

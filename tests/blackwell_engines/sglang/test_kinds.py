@@ -249,7 +249,7 @@ def test_pieces():
 
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_layers_that_share_keys_bring_none(page_size, plugin, engines_by_definition):
-    """They read those of a whole prompt from the pool, as Gemma 3n's do."""
+    """Layers that share keys read those of a whole prompt from the pool, as Gemma 3n's do."""
     engine = Engine(plugin, LayerShape(), page_size=page_size)
     engine.admit(1, 30)
     engine.admit(2, 30)

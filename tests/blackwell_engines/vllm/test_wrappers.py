@@ -98,7 +98,7 @@ def test_starts_that_may_still_be_on_their_way(fast_prefill, plugin, monkeypatch
 @pytest.mark.parametrize("window", [None, 9])
 @pytest.mark.parametrize("kind", ["encoder", "encoder_only"])
 def test_encoders(kind, window, plugin, engines_by_definition):
-    """They have no cache; a window is as wide behind a token as before it."""
+    """Encoders have no cache; a window is as wide behind a token as before it."""
     shape = LayerShape(window=window)
     width = None if window is None else window + 1
     impl = plugin.BlackwellKernelsImpl(4, 64, 64**-0.5, 2, None, width, "auto", None, kind)
