@@ -37,6 +37,13 @@ from moe.mixed.fragments import unit_bytes, units_of
 from moe.quantized import SCALE_DTYPES
 from moe.reference import NAN_CODE
 
+BLOCK = 32  # rows of I that a rank's share of gpt-oss is a multiple of
+
+
+def whole_blocks(rows: int) -> int:
+    """Round rows of I up to whole blocks of MXFP4, as engines divide gpt-oss among ranks."""
+    return -(-rows // BLOCK) * BLOCK
+
 
 @contextmanager
 def fp32_by_default() -> Iterator[None]:
@@ -171,6 +178,15 @@ class StoredExperts:
             delattr(layer, each)
         with fp32_by_default():
             return arrange(packed)
+
+    def load(
+        self, layer: torch.nn.Module, name: str, tokens: int, say: Callable[[str], Any]
+    ) -> ArrangedExperts:
+        """`take` the parameters, and compile or find every kernel of a step of up to so many
+        tokens. say: called with a line for the log, once for all layers that are alike."""
+        experts = self.take(layer, name)
+        compile_all(self, tokens, experts.w13.data.device, experts.w13.has_pairs, say)
+        return experts
 
     @fp32_by_default()
     def warmup(

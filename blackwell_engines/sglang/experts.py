@@ -22,7 +22,7 @@ from sglang.srt.layers.quantization.modelopt_quant import ModelOptFp4Config
 from sglang.srt.layers.quantization.mxfp4 import Mxfp4Config
 from sglang.srt.runtime_context import get_server_args
 
-from blackwell_engines.engines.experts import StoredExperts, compile_all, compute
+from blackwell_engines.engines.experts import StoredExperts, compute, whole_blocks
 from blackwell_engines.engines.quantization import (
     GPT_OSS,
     NAME,
@@ -36,7 +36,6 @@ from moe.huggingface import Scheme
 from moe.models import GPT_OSS_BETA
 
 logger = logging.getLogger(__name__)
-BLOCK = 32  # rows of I that a rank's share of gpt-oss is a multiple of
 
 
 class Layers(OurExperts):
@@ -110,7 +109,7 @@ class BlackwellExperts(FusedMoEMethodBase):
             )
         shared = self.scheme is GPT_OSS and layer.moe_tp_size > 1
         if shared:  # of whole blocks, of which the last rank may have fewer
-            rows = -(-rows // BLOCK) * BLOCK
+            rows = whole_blocks(rows)
         self.stored = StoredExperts(
             self.scheme, num_experts, hidden_size, rows, config.top_k, form, order,
             "weight_bias" if with_bias else "", padded=shared,
@@ -137,9 +136,8 @@ class BlackwellExperts(FusedMoEMethodBase):
         Raises:
             ValueError: naming the layer and the expert that is wrong or was not loaded.
         """
-        self.experts = self.stored.take(layer, self.prefix)
-        w13, tokens = self.experts.w13, most_tokens(get_server_args())
-        compile_all(self.stored, tokens, w13.data.device, w13.has_pairs, logger.info)
+        tokens = most_tokens(get_server_args())
+        self.experts = self.stored.load(layer, self.prefix, tokens, logger.info)
 
     def apply(self, layer: Any, dispatch_output: Any) -> Any:
         """Return this rank's part of the routed experts' output."""

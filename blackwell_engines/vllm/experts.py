@@ -18,7 +18,7 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
 from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4Config
 from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4Config
 
-from blackwell_engines.engines.experts import StoredExperts, compile_all, compute
+from blackwell_engines.engines.experts import StoredExperts, compute, whole_blocks
 from blackwell_engines.engines.quantization import (
     GPT_OSS,
     NAME,
@@ -33,7 +33,6 @@ from moe.models import GPT_OSS_ALPHA, GPT_OSS_BETA
 
 logger = init_logger(f"vllm.plugins.{NAME}")
 GPT_OSS_LIMIT = 7.0  # of vLLM's swigluoai
-BLOCK = 32  # rows of I that a rank's share of gpt-oss is a multiple of
 
 
 class Layers(OurExperts):
@@ -108,9 +107,7 @@ class BlackwellExperts(FusedMoEMethodBase):
     ) -> tuple[int, int]:
         """Round I up to whole blocks, as vLLM's loader of gpt-oss divides it among ranks."""
         rows = intermediate_size_per_partition
-        if self.scheme is GPT_OSS:
-            rows = -(-rows // BLOCK) * BLOCK
-        return hidden_size, rows
+        return hidden_size, whole_blocks(rows) if self.scheme is GPT_OSS else rows
 
     def create_weights(
         self,
@@ -140,9 +137,8 @@ class BlackwellExperts(FusedMoEMethodBase):
         Raises:
             ValueError: naming the layer, and an expert that is wrong or was not loaded.
         """
-        self.experts = self.stored.take(layer, layer.layer_name)
-        w13, tokens = self.experts.w13, self.moe.max_num_tokens * self.moe.dp_size
-        compile_all(self.stored, tokens, w13.data.device, w13.has_pairs, logger.info)
+        tokens = self.moe.max_num_tokens * self.moe.dp_size
+        self.experts = self.stored.load(layer, layer.layer_name, tokens, logger.info)
 
     def get_fused_moe_quant_config(self, layer: RoutedExperts) -> None:
         """Return None: vLLM's modular kernels are not used."""

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate
 from types import ModuleType
 from typing import Any
 
@@ -57,6 +58,16 @@ def served(shapes: dict[str, LayerShape]) -> list[tuple[str, str]]:
         for name in shapes
         if shapes[name].kv_dtype is None or arch != "sm_89"
     ]
+
+
+def stand_ins(contents: Mapping[str, Mapping[str, Any]]) -> dict[str, ModuleType]:
+    """Map the names of modules to modules with these contents, and to those around them."""
+    found: dict[str, ModuleType] = {}
+    for path, names in contents.items():
+        for name in accumulate(path.split("."), "{}.{}".format):
+            found.setdefault(name, ModuleType(name))
+        vars(found[path]).update(names)
+    return found
 
 
 @contextmanager

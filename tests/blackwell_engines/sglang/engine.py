@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tests.blackwell_engines.requests import LayerShape, Request, packed
+from tests.blackwell_engines.requests import LayerShape, Request, packed, stand_ins
 
 # ---- Stand-ins for SGLang 0.5.23, in a few lines: the base class, pools, the registry
 
@@ -153,14 +153,7 @@ def modules() -> dict[str, ModuleType]:
         "arg_groups.choices": {"ATTENTION_BACKEND_CHOICES": CHOICES, "QUANTIZATION_CHOICES": []},
         "layers.quantization": {"QUANTIZATION_METHODS": {}},
     }
-    found = {"sglang": ModuleType("sglang"), "sglang.srt": ModuleType("sglang.srt")}
-    for path, names in contents.items():
-        parts = path.split(".")
-        for end in range(1, len(parts) + 1):
-            name = ".".join(("sglang", "srt", *parts[:end]))
-            found.setdefault(name, ModuleType(name))
-        vars(found[f"sglang.srt.{path}"]).update(names)
-    return found
+    return stand_ins({f"sglang.srt.{path}": names for path, names in contents.items()})
 
 
 # ---- A driver that does what SGLang does with an attention backend, step by step, for one or two

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests.blackwell_engines.experts import DESCRIBED, EXPERTS, HIDDEN, INNER, TOP_K, Checkpoint
+from tests.blackwell_engines.requests import stand_ins
 
 FP8 = SimpleNamespace(override_quantization_method=lambda config, user: "fp8")
 METHODS: dict[str, Any] = {}
@@ -153,14 +154,7 @@ def modules() -> dict[str, ModuleType]:
         },
         "sglang.srt.runtime_context": {"get_server_args": lambda: SERVER},
     }
-    found: dict[str, ModuleType] = {}
-    for path, names in contents.items():
-        parts = path.split(".")
-        for end in range(1, len(parts) + 1):
-            name = ".".join(parts[:end])
-            found.setdefault(name, ModuleType(name))
-        vars(found[path]).update(names)
-    return found
+    return stand_ins(contents)
 
 
 @contextmanager

@@ -9,14 +9,13 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, EnumMeta
-from itertools import accumulate
 from types import ModuleType, SimpleNamespace
 from typing import Any, Generic, TypeVar
 
 import torch
 
 from blackwell_engines.engines.step import Step
-from tests.blackwell_engines.requests import NOWHERE, LayerShape, Request, packed
+from tests.blackwell_engines.requests import NOWHERE, LayerShape, Request, packed, stand_ins
 
 # ---- Stand-ins for vLLM 0.33.0, in a few lines: base classes, metadata, the registry
 
@@ -150,12 +149,7 @@ STAND_INS = {
 
 def modules() -> dict[str, ModuleType]:
     """Map the names under which the plugin imports modules to stand-ins."""
-    found: dict[str, ModuleType] = {}
-    for path, names in STAND_INS.items():
-        for name in accumulate(path.split("."), "{}.{}".format):
-            found.setdefault(name, ModuleType(name))
-        vars(found[path]).update(names)
-    return found
+    return stand_ins(STAND_INS)
 
 
 # ---- A driver that does what vLLM does with an attention backend, step by step, for one layer

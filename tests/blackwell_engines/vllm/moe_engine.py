@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from tests.blackwell_engines.experts import DESCRIBED, EXPERTS, HIDDEN, INNER, TOP_K, Checkpoint
+from tests.blackwell_engines.requests import stand_ins
 
 METHODS: dict[str, type] = {}
 
@@ -164,14 +165,7 @@ def modules() -> dict[str, ModuleType]:
             "CompressedTensorsConfig": CompressedTensorsConfig
         },
     }  # fmt: skip
-    found: dict[str, ModuleType] = {}
-    for path, names in contents.items():
-        parts = path.split(".")
-        for end in range(1, len(parts) + 1):
-            name = ".".join(parts[:end])
-            found.setdefault(name, ModuleType(name))
-        vars(found[path]).update(names)
-    return found
+    return stand_ins(contents)
 
 
 @contextmanager
