@@ -1,0 +1,77 @@
+"""Compile-time config of attention to latent keys, and every limit on its fields.
+
+A config is the key of the compile cache. Entries, tokens, lengths, strides and the scale are not in
+it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mla.attention.formats import FORMS, Form
+
+MAX_HEADS = 128
+MAX_CLUSTER = 16
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Source of keys: a cache, and how a query entry names its keys there.
+
+    record: a name of FORMS.
+    rows: entries of a page of the cache.
+    listed: an array [N, k] names the cache entries (page * rows + row) that a query entry sees;
+        negative numbers and those past the cache are no entry. Otherwise a table [N, pages] has
+        the pages of its keys 0, 1, 2, ...
+    wide_index: the array is int64, not int32.
+    counts: an int32 [N] says how many keys there are; otherwise all k are valid.
+    """
+
+    record: str
+    rows: int
+    listed: bool = False
+    wide_index: bool = False
+    counts: bool = False
+
+    @property
+    def form(self) -> Form:
+        return FORMS[self.record]
+
+
+@dataclass(frozen=True)
+class LatentConfig:
+    """What one kernel is compiled for.
+
+    heads: query heads, which all read the same keys.
+    tokens: query tokens of an entry; they are its newest keys if `causal`.
+    keys, extra: sources of keys, in one softmax; `extra` has as many columns.
+    causal: query token t of T sees no key of later tokens.
+    sinks: one logit for each head joins the denominator.
+    rope: columns of O, the last ones, that are rotated back by the entry's position; 0 or 64.
+    key_scale: an fp32 [1] multiplies keys of a record without scales in e4m3.
+    cluster: CTAs that share the keys of an entry, and reduce through distributed shared memory.
+    parts: several clusters share an entry; the last to arrive merges the results of all.
+    pdl: programmatic dependent launch.
+    """
+
+    heads: int = 128
+    tokens: int = 1
+    keys: Keys = Keys("bf16_576", 64, counts=True)
+    extra: Keys | None = None
+    causal: bool = False
+    sinks: bool = False
+    rope: int = 0
+    key_scale: bool = False
+    cluster: int = 1
+    parts: bool = False
+    pdl: bool = False
+
+    @property
+    def columns(self) -> int:
+        """Columns of Q and K."""
+        return self.keys.form.columns
+
+    @property
+    def sources(self) -> tuple[Keys, ...]:
+        """Sources of keys, in the order of their tiles."""
+        return (self.keys,) if self.extra is None else (self.keys, self.extra)
