@@ -1,0 +1,89 @@
+"""Bundles passed between the roles of the Hopper kernel, with the shape of every field."""
+
+from dataclasses import dataclass
+
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32
+
+from kernelkit.device.boxes import TmaTensor
+from kernelkit.device.pipelines import Event, Ring
+from mla.attention.kernel_arguments import KernelArguments
+
+
+@dataclass(frozen=True)
+class Work:
+    """Query rows and keys of a CTA.
+
+    Tiles of keys are numbered over the sources, those of `extra` after those of `keys`.
+    """
+
+    entry: Int32
+    tile: Int32  # of the entry's rows
+    token: Int32  # first token of the tile
+    head: Int32  # first head of the tile
+    keys: Int32  # keys of the first source that any row of the entry sees
+    extra: Int32  # keys of the second source
+    own_tiles: Int32  # tiles of the first source that a row of this tile sees
+    begin: Int32  # first tile of this CTA
+    count: Int32  # its tiles
+    active: Int32  # CTAs of all clusters that have tiles
+    part: Int32  # cluster
+    rank: Int32  # in the cluster
+
+
+@dataclass(frozen=True)
+class Pipes:
+    """Edges of the plan."""
+
+    left: Ring
+    right: Ring
+    p: Event
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """Shared memory: pointers of operands, addresses of words."""
+
+    q: cute.Pointer  # bf16
+    k: cute.Pointer  # bf16, both buffers
+    q_full: cute.Pointer  # mbarrier
+    rows: cute.Pointer  # fp32: maxima, then sums, each (row, team)
+    valid: Int32  # a bit for each key of a tile, 64 for each buffer
+    statistics: Int32
+    mail: Int32
+    mail_full: Int32
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What every role gets."""
+
+    q: TmaTensor  # modes ((head, token), column, row tile of heads, entry)
+    k: TmaTensor | None
+    given: KernelArguments
+    work: Work
+    buffers: Buffers
+    pipes: Pipes
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Position of a thread: the two rows of its accumulators."""
+
+    team: int
+    warp: Int32  # in the warpgroup
+    row: Int32  # the other one is 8 further
+    column: Int32  # first column, then every 8 columns
+    real: tuple[Boolean, Boolean]  # whether the rows have a head and a token
+    ends: tuple[Int32, Int32]  # keys of the first source before them are visible
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Reference of the weights of a thread's two rows: fp32 tensors (2,) in registers."""
+
+    row_max: cute.Tensor  # in log2 units, may lag the maximum by LAG_LOG2
+    row_sum: cute.Tensor  # of the weights of this thread's tiles
+
+
+__all__ = ["Float32", "Lane", "Pipes", "Reference", "Scope", "Work"]

@@ -1,0 +1,145 @@
+"""Attention to latent keys on Hopper: host entry, prologue, dispatch of the warps.
+
+Read `plan.py` first (roles, buffers, barriers), then this file, `walk.py` (the work of a CTA),
+`load.py` or `gather.py`, `math.py`, and `finish.py` with `mailbox.py`.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+from cutlass import BFloat16, Float32, Int64, Uint32
+from cutlass.cute.nvgpu import cpasync
+from cutlass.memory import SmemAllocator
+
+from kernelkit.device.boxes import TmaTensor, describe, reorder
+from kernelkit.device.buffers import buffer_at
+from kernelkit.device.control import set_registers
+from kernelkit.device.pipelines import make_pipelines, publish_barriers
+from kernelkit.device.shared_words import store
+from kernelkit.plan import hw
+from mla.attention.config import LatentConfig
+from mla.attention.kernel_arguments import KernelArguments
+from mla.attention.signature import example_arguments
+from mla.attention.sm90.args import Buffers, Pipes, Scope
+from mla.attention.sm90.load import LoadHalf, k_box, load_q, q_box
+from mla.attention.sm90.mailbox import open_mailbox
+from mla.attention.sm90.math import Math
+from mla.attention.sm90.plan import PANEL, ROWS, Plan90
+from mla.attention.sm90.walk import locate
+
+ROWS_FIRST = (2, 3, 1, 0)  # [N, T, H, D] seen as (H, D, T, N)
+
+
+class LatentSm90:
+    """Host function and kernel of one config, traced by `cute.compile`."""
+
+    def __init__(self, config: LatentConfig) -> None:
+        self.plan = Plan90(config)
+        self.plan.check()
+        self.math = Math(self.plan)
+        self.halves = (LoadHalf(self.plan, False), LoadHalf(self.plan, True))
+
+    @cute.jit
+    def __call__(self, given: KernelArguments, stream: CUstream) -> None:
+        """Launch one cluster, or `parts` of them, for each entry and tile of rows."""
+        config, plan = self.config, self.plan
+        fetch = cpasync.CopyBulkTensorTileG2SOp()
+        q = describe(fetch, reorder(given.q, ROWS_FIRST), q_box(plan))
+        k = None
+        if cutlass.const_expr(plan.by_tma):
+            k = describe(fetch, reorder(given.keys.store, (1, 2, 0)), k_box(plan))
+        self.kernel(q, k, given).launch(
+            grid=(config.cluster * given.parts, plan.tiles.count, given.q.shape[0]),
+            block=(plan.roles.threads, 1, 1),
+            cluster=(config.cluster, 1, 1) if config.cluster > 1 else None,
+            stream=stream,
+            use_pdl=config.pdl,
+            min_blocks_per_mp=1,  # without it ptxas ignores setmaxnreg
+        )
+
+    @property
+    def config(self) -> LatentConfig:
+        return self.plan.config
+
+    @cute.kernel
+    def kernel(self, q: TmaTensor, k: TmaTensor | None, given: KernelArguments) -> None:
+        """Run a CTA of the grid (CTAs of all clusters, row tiles, entries)."""
+        plan, cluster = self.plan, self.config.cluster
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        smem = SmemAllocator().allocate(plan.smem.bytes, byte_alignment=hw.SMEM_SWIZZLE_ALIGN)
+        pipes = Pipes(**make_pipelines(plan.edges, buffer_at(plan.smem, smem, "barriers", Int64)))
+        buffers = self.buffers(smem)
+        if cutlass.const_expr(self.config.pdl):
+            cute.arch.griddepcontrol_wait()
+        scope = Scope(q, k, given, locate(plan, given), buffers, pipes)
+        thread, _, _ = cute.arch.thread_idx()
+        if thread == 0:
+            cute.arch.mbarrier_init(buffers.q_full, 1)
+            if cutlass.const_expr(cluster > 1):
+                open_mailbox(plan, scope)
+        self.clear_rows(buffers)
+        publish_barriers(plan.edges)
+        if cutlass.const_expr(cluster > 1):
+            cute.arch.cluster_arrive_relaxed()
+        if warp <= self.math.role.last_warp:
+            set_registers(plan.roles, self.math.role)
+            self.math.run(scope)
+        else:
+            if cutlass.const_expr(plan.by_tma):
+                set_registers(plan.roles, plan.roles["idle"])
+                self.load(scope, warp)
+            if cutlass.const_expr(cluster > 1):
+                cute.arch.cluster_wait()
+                cute.arch.cluster_arrive()
+                cute.arch.cluster_wait()
+
+    @cute.jit
+    def load(self, scope: Scope, warp: cutlass.Int32) -> None:
+        """Dispatch the warps that load by TMA."""
+        plan = self.plan
+        if scope.work.count > 0:
+            for half in self.halves:
+                if warp == half.role.first_warp:
+                    half.run(scope)
+            if warp == plan.roles["idle"].first_warp:
+                load_q(plan, scope)
+
+    @cute.jit
+    def clear_rows(self, buffers: Buffers) -> None:
+        """Zero the rows of Q that no head has: their products go nowhere, but memory is read."""
+        plan = self.plan
+        if cutlass.const_expr(plan.tiles.rows < ROWS):
+            thread, _, _ = cute.arch.thread_idx()
+            missing = ROWS - plan.tiles.rows
+            zero = (Uint32(0),) * 4
+            start = buffers.q.toint() + plan.tiles.rows * PANEL * 2
+            units = plan.panels * missing * (PANEL // 8)
+            for turn in cutlass.range_constexpr(-(-units // plan.roles.threads)):
+                unit = turn * plan.roles.threads + thread
+                panel, rest = unit // (missing * 8), unit % (missing * 8)
+                if unit < units:
+                    store(start + panel * (ROWS * PANEL * 2) + rest * 16, Uint32, zero)
+            cute.arch.fence_proxy("async.shared", space="cta")
+
+    def buffers(self, smem: cute.Pointer) -> Buffers:
+        """Return the buffers of all roles."""
+        plan = self.plan.smem
+
+        def address(name: str) -> cutlass.Int32:
+            return smem.toint() + plan.offsets()[name][0]
+
+        return Buffers(
+            q=buffer_at(plan, smem, "sQ", BFloat16),
+            k=buffer_at(plan, smem, "sK", BFloat16),
+            q_full=buffer_at(plan, smem, "q_full", Int64),
+            rows=buffer_at(plan, smem, "rows", Float32),
+            valid=address("valid"),
+            statistics=address("statistics"),
+            mail=address("mail"),
+            mail_full=address("mail_full"),
+        )
+
+
+def host_function(config: LatentConfig, _arch: str) -> tuple:
+    """Return the function to compile for `config`, and example arguments."""
+    return LatentSm90(config), *example_arguments(config)

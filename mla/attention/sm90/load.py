@@ -1,0 +1,106 @@
+"""Load roles by TMA: Q once, then the two halves of each tile, a warp for each (device code)."""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Int32
+from cutlass.cute.nvgpu import cpasync
+
+from kernelkit.device.boxes import Box, BoxPosition, TmaTensor, copy_in
+from kernelkit.device.pipelines import Ring, producer_state_at
+from kernelkit.device.umma import shared
+from mla.attention.sm90.args import Scope
+from mla.attention.sm90.plan import BUFFERS, KEYS, PANEL, ROWS, Plan90
+from mla.attention.sm90.products import buffer_start
+
+
+def q_box(plan: Plan90) -> Box:
+    """Return the box of Q: the heads of a token in a row tile."""
+    return Box(plan.tiles.heads, PANEL, BFloat16)
+
+
+def k_box(plan: Plan90) -> Box:
+    """Return the box of K: the keys of a tile, or as many of them as one page holds."""
+    return Box(plan.box_rows, PANEL, BFloat16)
+
+
+@cute.jit
+def load_q(plan: Plan90, scope: Scope) -> None:
+    """Load the rows of Q; one warp. Heads and tokens that the tensor lacks arrive as zeros."""
+    box, tiles, work, buffers = q_box(plan), plan.tiles, scope.work, scope.buffers
+    cpasync.prefetch_descriptor(scope.q.atom)
+    with cute.arch.elect_one():
+        nbytes = plan.panels * tiles.rows * PANEL * 2
+        cute.arch.mbarrier_arrive_and_expect_tx(buffers.q_full, nbytes)
+    for panel in cutlass.range_constexpr(plan.panels):
+        for token in cutlass.range_constexpr(tiles.tokens):
+            place = (panel * ROWS + token * tiles.heads) * PANEL
+            target = shared(buffers.q + place, box.layout())
+            position = BoxPosition(work.head, panel * PANEL, work.token + token, work.entry)
+            copy_in(scope.q, box, position, target, buffers.q_full)
+
+
+class LoadHalf:
+    """Loads one half of every tile of keys."""
+
+    def __init__(self, plan: Plan90, right: bool) -> None:
+        self.plan, self.right = plan, right
+        self.role = plan.roles["load_right" if right else "load_left"]
+
+    @cute.jit
+    def run(self, scope: Scope) -> None:
+        """Whole life of the warp."""
+        ring = scope.pipes.right if cutlass.const_expr(self.right) else scope.pipes.left
+        cpasync.prefetch_descriptor(scope.k.atom)
+        for number in cutlass.range(scope.work.count, unroll=1):
+            for buffer in cutlass.range_constexpr(BUFFERS):
+                if number % BUFFERS == buffer:
+                    self.load_piece(scope, ring, number, buffer)
+
+    @cute.jit
+    def load_piece(
+        self, scope: Scope, ring: Ring, number: Int32, buffer: cutlass.Constexpr
+    ) -> None:
+        """Load the piece of tile `number` of this CTA into its buffer."""
+        plan, box = self.plan, k_box(self.plan)
+        panels = plan.piece_panels(buffer, self.right)
+        ring.acquire_bytes(producer_state_at(BUFFERS, number), KEYS * PANEL * 2 * len(panels))
+        first = (scope.work.begin + number) * KEYS
+        for part in cutlass.range(KEYS // box.rows, unroll=1):
+            row, page = place_of(plan, scope, first + part * box.rows)
+            for panel in cutlass.range_constexpr(len(panels)):
+                start = buffer_start(scope.buffers.k, buffer, panels[panel])
+                target = shared(start + part * (box.rows * PANEL), box.layout())
+                column = panels[panel] * PANEL
+                copy_box(scope.k, box, (row, column, page), target, ring.barrier(buffer))
+
+
+@cute.jit
+def place_of(plan: Plan90, scope: Scope, key: Int32) -> tuple[Int32, Int32]:
+    """Return (row, page) of a key. Past the last key the page does not exist: zeros arrive."""
+    rows, source = plan.config.keys.rows, scope.given.keys
+    page = Int32(source.store.shape[0])
+    if key < scope.work.keys:
+        page = Int32(source.places[scope.work.entry, key // rows])
+    return key % rows, page
+
+
+@cute.jit
+def copy_box(
+    source: TmaTensor,
+    box: Box,
+    position: tuple[Int32, Int32, Int32],
+    target: cute.Tensor,
+    barrier: cute.Pointer,
+) -> None:
+    """Start one box of a tensor with modes (row, column, page)."""
+    row, column, page = position
+    moved = cute.domain_offset((row, column, 0), source.tensor)
+    tile = cute.local_tile(moved, (box.rows, box.columns), (0, 0, page))
+    to_shared, from_global = cpasync.tma_partition(
+        source.atom,
+        0,
+        cute.make_layout(1),
+        cute.group_modes(target, 0, 2),
+        cute.group_modes(tile, 0, 2),
+    )
+    cute.copy(source.atom, from_global, to_shared, tma_bar_ptr=barrier)

@@ -1,0 +1,328 @@
+"""Math role: two warpgroups, each with half of the columns of O, take tiles alternately.
+
+The team of a tile computes S and P of it, and publishes P with the maxima that it refers to. Then
+both teams add P V for their columns. The other team adopts the published maxima, so both process
+the tiles in one order. Team 0 issues the product of the other's P together with S of its next tile;
+team 1 issues S first, since P of the tile before it comes while S is computed.
+
+A maximum is replaced only when it has grown by more than LAG_LOG2, since O must then be rescaled.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Boolean, Float32, Int32, Uint32
+from cutlass.cute.nvgpu import warp, warpgroup
+
+from kernelkit.device.barriers import meet
+from kernelkit.device.online_softmax import finite
+from kernelkit.device.pipelines import consumer_state_at
+from kernelkit.device.shared_words import load
+from kernelkit.device.warp_mma import pack
+from kernelkit.plan import hw
+from mla.attention.sm90.args import Lane, Reference, Scope
+from mla.attention.sm90.finish import finish
+from mla.attention.sm90.plan import BUFFERS, KEYS, PANEL, PANELS, ROWS, TEAMS, Plan90
+from mla.attention.sm90.products import (
+    COLUMNS,
+    accumulator,
+    buffer_start,
+    issue_scores,
+    issue_values,
+    k_operand,
+    p_operand,
+    p_registers,
+    p_tile,
+    q_operand,
+    qk_mma,
+    v_operand,
+)
+from mla.attention.sm90.walk import lane_of
+
+LAG_LOG2 = 8.0
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Operands of a team, and a thread's registers for them."""
+
+    scores: cute.Tensor  # fp32, (64, 64)
+    p: cute.Tensor  # P of the own tile as the A operand
+    o: cute.Tensor  # fp32, (64, 256)
+    reference: Reference
+    q: cute.Tensor
+    k: cute.Tensor  # the team's buffer
+    values: tuple[cute.Tensor, ...]  # the team's columns of V in each buffer
+    other_p: cute.Tensor  # P of the other's tiles
+
+
+class Math:
+    """Role that computes S, P and O, and stores O."""
+
+    def __init__(self, plan: Plan90) -> None:
+        self.plan = plan
+        self.role = plan.roles["math"]
+
+    @cute.jit
+    def run(self, scope: Scope) -> None:
+        """Whole life of the warps; each team is traced separately."""
+        team = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // hw.WARPGROUP_WARPS
+        for own in cutlass.range_constexpr(TEAMS):
+            if team == own:
+                self.run_team(scope, own)
+
+    @cute.jit
+    def run_team(self, scope: Scope, team: cutlass.Constexpr) -> None:
+        """Whole life of warpgroup `team`."""
+        lane, tile = lane_of(self.plan, scope.work, team), self.make_tile(scope, team)
+        tile.o.fill(0.0)
+        tile.reference.row_max.fill(-Float32.inf)
+        tile.reference.row_sum.fill(0.0)
+        count = scope.work.count
+        if count > 0:
+            cute.arch.mbarrier_wait(scope.buffers.q_full, 0)
+            if cutlass.const_expr(team == 0):
+                self.take_tiles_left(scope, lane, tile, count)
+            else:
+                self.take_tiles_right(scope, lane, tile, count)
+        finish(self.plan, scope, lane, tile.o, tile.reference)
+
+    @cute.jit
+    def make_tile(self, scope: Scope, team: cutlass.Constexpr) -> Tile:
+        """Make the operands and registers of a team."""
+        k = scope.buffers.k
+        reference = Reference(*(cute.make_rmem_tensor(2, Float32) for _ in range(2)))
+        return Tile(
+            accumulator(KEYS),
+            p_registers(),
+            accumulator(COLUMNS),
+            reference,
+            q_operand(self.plan, scope.buffers.q),
+            k_operand(self.plan, k, team),
+            tuple(v_operand(k, buffer, team) for buffer in range(BUFFERS)),
+            p_operand(k, 1 - team),
+        )
+
+    @cute.jit
+    def take_tiles_left(self, scope: Scope, lane: Lane, tile: Tile, count: Int32) -> None:
+        """Process all tiles as team 0, whose own ones are 0, 2, 4, ..."""
+        pipes = scope.pipes
+        for number in cutlass.range(0, count, 2, unroll=1):
+            if number > 0:
+                self.add_other(scope, lane, tile, number - 1)
+            self.issue_own_scores(scope, lane, tile, number)
+            if number > 0:
+                warpgroup.wait_group(2)
+                pipes.left.release(1)
+            warpgroup.wait_group(0)
+            self.weigh(scope, lane, tile, number)
+            issue_values(tile.o, tile.p, tile.values[0], False)
+            warpgroup.wait_group(0)
+            pipes.left.release(0)
+        if count % 2 == 0:
+            self.add_other(scope, lane, tile, count - 1)
+            warpgroup.wait_group(0)
+
+    @cute.jit
+    def take_tiles_right(self, scope: Scope, lane: Lane, tile: Tile, count: Int32) -> None:
+        """Process all tiles as team 1, whose own ones are 1, 3, 5, ..."""
+        pipes = scope.pipes
+        for number in cutlass.range(1, count, 2, unroll=1):
+            self.issue_own_scores(scope, lane, tile, number)
+            self.add_other(scope, lane, tile, number - 1)
+            warpgroup.wait_group(1)
+            self.weigh(scope, lane, tile, number)
+            pipes.right.release(0)
+            issue_values(tile.o, tile.p, tile.values[1], False)
+            warpgroup.wait_group(0)
+            pipes.right.release(1)
+        if count % 2 == 1:
+            self.add_other(scope, lane, tile, count - 1)
+            warpgroup.wait_group(0)
+
+    @cute.jit
+    def issue_own_scores(self, scope: Scope, lane: Lane, tile: Tile, number: Int32) -> None:
+        """Issue S of the team's tile `number`, as two groups, each once its half is there.
+
+        The half that is released first, and so arrives first, is the team's own.
+        """
+        plan, team, pipes = self.plan, lane.team, scope.pipes
+        state = consumer_state_at(BUFFERS, number)
+        for turn in cutlass.range_constexpr(2):
+            right = (turn == 1) if cutlass.const_expr(team == 0) else (turn == 0)
+            ring = pipes.right if cutlass.const_expr(right) else pipes.left
+            ring.wait(state)
+            panels = plan.piece_panels(team, right)
+            issue_scores(tile.scores, tile.q, tile.k, panels, turn > 0)
+
+    @cute.jit
+    def add_other(self, scope: Scope, lane: Lane, tile: Tile, number: Int32) -> None:
+        """Wait for P of the other team's tile `number`, adopt its maxima, issue its P V."""
+        team = lane.team
+        other = 1 - team
+        scope.pipes.p.wait(consumer_state_at(BUFFERS, number))
+        maxima = published(scope.buffers.rows, 0)
+        tops = (maxima[lane.row, other], maxima[lane.row + 8, other])
+        self.adopt(tile, tops)
+        issue_values(tile.o, tile.other_p, tile.values[other], True)
+
+    @cute.jit
+    def adopt(self, tile: Tile, tops: tuple[Float32, Float32]) -> None:
+        """Make `tops` the reference of both rows, and rescale O and the sums by it."""
+        reference, factors = tile.reference, []
+        for half in cutlass.range_constexpr(2):
+            top = tops[half]
+            factor = cute.math.exp2(reference.row_max[half] - finite(top), fastmath=True)
+            factor = Float32(1.0) if reference.row_max[half] == top else factor
+            reference.row_max[half] = top
+            reference.row_sum[half] = reference.row_sum[half] * factor
+            factors.append(factor)
+        if cute.arch.vote_any_sync(factors[0] != 1.0 or factors[1] != 1.0):
+            for element in cutlass.range_constexpr(cute.size(tile.o)):
+                tile.o[element] = tile.o[element] * factors[element // 2 % 2]
+
+    @cute.jit
+    def weigh(self, scope: Scope, lane: Lane, tile: Tile, number: Int32) -> None:
+        """Compute P from S of the team's tile, and publish it with the maxima.
+
+        O is rescaled here; its products have to be done unless they are team 1's of the tile
+        before, for which this waits.
+        """
+        scores, team = tile.scores, lane.team
+        for element in cutlass.range_constexpr(cute.size(scores)):
+            scores[element] = scores[element] * scope.given.scale_log2
+        self.hide(scope, lane, tile, number)
+        tops = []
+        for half in cutlass.range_constexpr(2):
+            top = largest(scores, half)
+            old = tile.reference.row_max[half]
+            tops.append(top if top > old + LAG_LOG2 else old)
+        sums = []
+        for half in cutlass.range_constexpr(2):
+            sums.append(exponentiate(scores, half, finite(tops[half])))
+        words = cute.recast_tensor(tile.p, Uint32)
+        for word in cutlass.range_constexpr(cute.size(words)):
+            words[word] = pack(scores[2 * word], scores[2 * word + 1], "bf16")
+        meet(self.plan.barriers, "team", Int32(team))  # all warps have read the ninth panel
+        self.publish(scope, lane, tile, tops)
+        if cutlass.const_expr(team == 1):
+            warpgroup.wait_group(0)
+        self.adopt(tile, (tops[0], tops[1]))
+        for half in cutlass.range_constexpr(2):
+            tile.reference.row_sum[half] = tile.reference.row_sum[half] + sums[half]
+
+    @cute.jit
+    def publish(self, scope: Scope, lane: Lane, tile: Tile, tops: list) -> None:
+        """Store P and the maxima for the other team."""
+        team = lane.team
+        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), BFloat16)
+        copy = cute.make_tiled_copy_C(atom, qk_mma())
+        thread, _, _ = cute.arch.thread_idx()
+        part = copy.get_slice(thread % self.role.team_threads)
+        p = cute.make_tensor(tile.p.iterator, tile.scores.layout)
+        target = p_tile(scope.buffers.k, team)
+        cute.copy(copy, part.retile(p), part.partition_D(target))
+        maxima = published(scope.buffers.rows, 0)
+        for half in cutlass.range_constexpr(2):
+            if lane.column == 0:
+                maxima[lane.row + 8 * half, team] = tops[half]
+        cute.arch.fence_proxy("async.shared", space="cta")
+        cute.arch.sync_warp()
+        scope.pipes.p.signal(Int32(team))
+
+    @cute.jit
+    def hide(self, scope: Scope, lane: Lane, tile: Tile, number: Int32) -> None:
+        """Hide keys that a row does not see, and clear V of those that no row sees."""
+        plan, work, scores = self.plan, scope.work, tile.scores
+        first = (work.begin + number) * KEYS
+        if cutlass.const_expr(plan.by_tma):
+            first_end = work.keys
+            if cutlass.const_expr(plan.config.causal and plan.config.tokens > 1):
+                first_end = first_end - (plan.config.tokens - 1 - work.token)
+            if first + KEYS > first_end:
+                for element in cutlass.range_constexpr(cute.size(scores)):
+                    column = element // 4 * 8 + element % 2
+                    visible = first + lane.column + column < lane.ends[element // 2 % 2]
+                    scores[element] = scores[element] if visible else -Float32.inf
+            if first + KEYS > work.keys:
+                self.clear_values(scope, lane, work.keys - first)
+        else:
+            self.hide_invalid(scope, lane, tile, number)
+
+    @cute.jit
+    def hide_invalid(self, scope: Scope, lane: Lane, tile: Tile, number: Int32) -> None:
+        """Hide keys whose bit the gathering warps left 0."""
+        scores, config = tile.scores, self.plan.config
+        for half in cutlass.range_constexpr(2):
+            bits = load(scope.buffers.valid + (lane.team * 2 + half) * 4, Uint32)
+            bits = bits >> Uint32(lane.column)
+            for element in cutlass.range_constexpr(cute.size(scores) // 2):
+                place = half * (cute.size(scores) // 2) + element
+                bit = element // 4 * 8 + element % 2
+                visible = (bits >> bit) & 1 != 0
+                scores[place] = scores[place] if visible else -Float32.inf
+        if cutlass.const_expr(config.causal and config.tokens > 1):
+            first = (scope.work.begin + number) * KEYS
+            for element in cutlass.range_constexpr(cute.size(scores)):
+                column = element // 4 * 8 + element % 2
+                visible = first + lane.column + column < lane.ends[element // 2 % 2]
+                scores[element] = scores[element] if visible else -Float32.inf
+
+    @cute.jit
+    def clear_values(self, scope: Scope, lane: Lane, valid: Int32) -> None:
+        """Zero rows of V from `valid` on: their weight is 0, but 0 * NaN is NaN."""
+        thread, _, _ = cute.arch.thread_idx()
+        team = lane.team
+        zeros = cute.make_rmem_tensor(PANEL, BFloat16)
+        zeros.fill(0.0)
+        line = thread % self.role.team_threads
+        if cutlass.const_expr(team == 0):
+            meet(self.plan.barriers, "team", Int32(team))  # all warps have read K
+        else:
+            meet(self.plan.barriers, "team", Int32(team))
+        row, half = line % KEYS, line // KEYS
+        if row >= valid:
+            for panel in cutlass.range_constexpr(PANELS // 2):
+                # A line of zeros needs no swizzle: it stays within the line.
+                start = buffer_start(scope.buffers.k, team, 0)
+                place = ((half * (PANELS // 2) + panel) * KEYS + row) * PANEL
+                target = cute.make_tensor(start + place, cute.make_layout(PANEL))
+                cute.autovec_copy(zeros, target)
+        cute.arch.fence_proxy("async.shared", space="cta")
+
+
+@cute.jit
+def published(rows: cute.Pointer, kind: cutlass.Constexpr) -> cute.Tensor:
+    """Return numbers of rows in shared memory, (row, team): kind 0 maxima, 1 sums."""
+    layout = cute.make_layout((ROWS, TEAMS))
+    return cute.make_tensor(rows + kind * ROWS * TEAMS, layout)
+
+
+@cute.jit
+def largest(scores: cute.Tensor, half: cutlass.Constexpr) -> Float32:
+    """Return the maximum of a row over its four lanes."""
+    top, other = scores[2 * half], scores[2 * half + 1]
+    for quad in cutlass.range_constexpr(4, cute.size(scores), 4):
+        top = cute.arch.fmax(top, scores[quad + 2 * half])
+        other = cute.arch.fmax(other, scores[quad + 2 * half + 1])
+    top = cute.arch.fmax(top, other)
+    for step in cutlass.range_constexpr(2):
+        top = cute.arch.fmax(top, cute.arch.shuffle_sync_bfly(top, offset=1 << step))
+    return top
+
+
+@cute.jit
+def exponentiate(scores: cute.Tensor, half: cutlass.Constexpr, base: Float32) -> Float32:
+    """Replace a row's scores by their weights; return the sum of this thread's."""
+    total, other = Float32(0.0), Float32(0.0)
+    for quad in cutlass.range_constexpr(0, cute.size(scores), 4):
+        for k in cutlass.range_constexpr(2):
+            element = quad + 2 * half + k
+            scores[element] = cute.math.exp2(scores[element] - base, fastmath=True)
+        total += scores[quad + 2 * half]
+        other += scores[quad + 2 * half + 1]
+    return total + other
+
+
+__all__ = ["Boolean", "Math"]

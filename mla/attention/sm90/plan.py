@@ -1,0 +1,159 @@
+"""LatentConfig -> roles, barriers and shared memory of the Hopper kernel. Plain data.
+
+A CTA has 64 query rows and tiles of 64 keys. Two warpgroups compute: each has half of the columns
+of O in its registers, and they take tiles alternately from S to P. P stays in registers for the own
+half, and goes through shared memory for the other's. One more warpgroup loads.
+
+A tile lies in one of two buffers as nine panels of 64 columns: eight of V, then the last 64 columns
+of K, if there are any. P of the tile overwrites the ninth, which no product needs once S is done.
+A buffer is loaded as two pieces, its left and its right four panels. The ninth belongs to the piece
+that the other warpgroup multiplies by P, and so releases.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from kernelkit.plan import hw
+from kernelkit.plan.barriers import BarrierPlan, NamedBarrier
+from kernelkit.plan.edges import Edge, EdgePlan, Signal
+from kernelkit.plan.smem import SmemBuffer, SmemPlan
+from kernelkit.plan.warps import Role, RolePlan
+from mla.attention.config import MAX_CLUSTER, LatentConfig
+from mla.attention.formats import LATENT
+from mla.attention.tiles import RowTiles, row_tiles
+
+ROWS = 64  # M of wgmma
+KEYS = 64  # of a tile
+PANEL = 64  # columns of a panel: 128 bytes
+TEAMS = 2
+BUFFERS = 2
+PANELS = LATENT // PANEL  # of V
+HALF = PANELS // 2
+PANEL_BYTES = KEYS * PANEL * 2
+BUFFER_BYTES = (PANELS + 1) * PANEL_BYTES
+MATH_REGISTERS, LOAD_REGISTERS = 216, 72
+STATISTICS = 4  # words of a row: maximum, sum, and the inverse scale of each half of O
+MAIL_ROWS = BUFFER_BYTES * BUFFERS // (2 * LATENT)  # rows of O in 16 bits, in the buffers of keys
+
+
+@dataclass(frozen=True)
+class Plan90:
+    """Plan of one config."""
+
+    config: LatentConfig
+
+    @cached_property
+    def tiles(self) -> RowTiles:
+        return row_tiles(self.config, ROWS)
+
+    @cached_property
+    def columns(self) -> int:
+        return self.config.columns
+
+    @cached_property
+    def panels(self) -> int:
+        """Panels of K."""
+        return self.columns // PANEL
+
+    @cached_property
+    def by_tma(self) -> bool:
+        """Whether TMA brings tiles of keys as they are; else threads fetch and convert them."""
+        keys = self.config.keys
+        fits = keys.rows % 8 == 0 and (KEYS % keys.rows == 0 or keys.rows % KEYS == 0)
+        plain = keys.form.plain and not keys.form.code
+        return plain and fits and not keys.listed and self.config.extra is None
+
+    @cached_property
+    def box_rows(self) -> int:
+        """Keys of a TMA box."""
+        return min(self.config.keys.rows, KEYS)
+
+    def piece_panels(self, buffer: int, right: bool) -> tuple[int, ...]:
+        """Return the panels of a piece, in the order of their products."""
+        first = HALF if right else 0
+        own = tuple(range(first, first + HALF))
+        with_last = self.panels > PANELS and (buffer == 0) == right
+        return (*own, PANELS) if with_last else own
+
+    @cached_property
+    def owned_rows(self) -> int:
+        """Rows of O that a CTA of the cluster finishes."""
+        return -(-self.tiles.rows // self.config.cluster)
+
+    @cached_property
+    def reduces(self) -> bool:
+        """Whether several CTAs share the keys of an entry."""
+        return self.config.cluster > 1 or self.config.parts
+
+    @cached_property
+    def roles(self) -> RolePlan:
+        duty = "S = Q K^T, softmax, O += P V"
+        math = Role("math", 0, 8, duty, MATH_REGISTERS, TEAMS)
+        others: tuple[Role, ...] = (
+            Role("gather", 8, 4, "fetch and convert tiles of K and V", LOAD_REGISTERS),
+        )
+        if self.by_tma:
+            others = (
+                Role("load_left", 8, 1, "load left halves of tiles, and Q", LOAD_REGISTERS),
+                Role("load_right", 9, 1, "load right halves of tiles", LOAD_REGISTERS),
+                Role("idle", 10, 2, "give registers to the warps that compute", LOAD_REGISTERS),
+            )
+        return RolePlan((math, *others))
+
+    @cached_property
+    def edges(self) -> EdgePlan:
+        signal = Signal.TMA if self.by_tma else Signal.THREADS
+        ring: dict[str, Any] = {"release": Signal.WARPS}
+        ring["tx_bytes"] = HALF * PANEL_BYTES if self.by_tma else 0
+        left, right = ("load_left", "load_right") if self.by_tma else ("gather", "gather")
+        return EdgePlan(
+            self.roles,
+            (
+                Edge("left", left, "math", BUFFERS, signal, "left half of a tile", **ring),
+                Edge("right", right, "math", BUFFERS, signal, "right half of a tile", **ring),
+                Edge("p", "math", "math", TEAMS, Signal.WARPS, "P of a tile", freed_by="exit"),
+            ),
+        )
+
+    @cached_property
+    def barriers(self) -> BarrierPlan:
+        math = self.roles["math"]
+        return BarrierPlan(
+            self.roles,
+            (
+                NamedBarrier("team", ("math",), math.team_threads, "S is read", TEAMS),
+                NamedBarrier("math", ("math",), math.threads, "both teams are there"),
+            ),
+        )
+
+    @cached_property
+    def smem(self) -> SmemPlan:
+        words = 4 * STATISTICS * max(self.owned_rows * self.config.cluster, 1)
+        return SmemPlan(
+            (
+                SmemBuffer("barriers", self.edges.barrier_bytes, align=hw.MBARRIER_BYTES),
+                SmemBuffer("q_full", 8, align=16),
+                SmemBuffer("mail_full", 16, align=16),
+                SmemBuffer("rows", 4 * ROWS * TEAMS * 2, align=16),
+                SmemBuffer("valid", 8 * BUFFERS, align=16),
+                SmemBuffer("statistics", words, align=16),
+                SmemBuffer("sQ", ROWS * self.columns * 2),
+                SmemBuffer("sK", BUFFER_BYTES, BUFFERS),
+                SmemBuffer("mail", BUFFER_BYTES, BUFFERS, over="sK"),
+            )
+        )
+
+    def check(self) -> None:
+        """Raise ValueError or NotImplementedError for configs that the kernel does not support."""
+        cluster = self.config.cluster
+        if not 1 <= cluster <= MAX_CLUSTER or self.owned_rows * cluster > MAIL_ROWS:
+            raise ValueError(
+                f"cluster {cluster} with {self.tiles.rows} rows: at most {MAX_CLUSTER}, and "
+                f"{self.owned_rows} x {cluster} rows at most {MAIL_ROWS}"
+            )
+        self.roles.check()
+        self.barriers.check()
+        self.smem.check()

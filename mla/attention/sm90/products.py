@@ -1,0 +1,135 @@
+"""Products of a warpgroup, and their operands in shared memory (device code).
+
+Element c + 2 h + 4 j of a thread's accumulator is column 8 j + 2 (lane % 4) + c of row lane / 4 +
+8 h of the sixteen of its warp. As the A operand of the next product the elements have the same
+order. A tile of keys is K-major for S, and MN-major as V: N = columns, K = keys.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32
+from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
+from cutlass.utils import hopper_helpers
+
+from kernelkit.device.umma import shared
+from mla.attention.sm90.plan import (
+    BUFFER_BYTES,
+    HALF,
+    KEYS,
+    PANEL,
+    PANEL_BYTES,
+    PANELS,
+    ROWS,
+    Plan90,
+)
+
+K, MN = OperandMajorMode.K, OperandMajorMode.MN
+STEPS = PANEL // 16  # k steps of a panel
+COLUMNS = HALF * PANEL  # of O that a warpgroup computes
+_ATOMS = {
+    K: warpgroup.SmemLayoutAtomKind.K_SW128,
+    MN: warpgroup.SmemLayoutAtomKind.MN_SW128,
+}
+
+
+def qk_mma() -> cute.TiledMma:
+    """Make the MMA of S: Q and K from shared memory."""
+    return hopper_helpers.make_trivial_tiled_mma(
+        BFloat16, BFloat16, K, K, Float32, (1, 1, 1), (ROWS, KEYS)
+    )
+
+
+def pv_mma(from_smem: bool) -> cute.TiledMma:
+    """Make the MMA of P V: P from registers or shared memory, half of the columns of V."""
+    source = warpgroup.OperandSource.SMEM if from_smem else warpgroup.OperandSource.RMEM
+    return hopper_helpers.make_trivial_tiled_mma(
+        BFloat16, BFloat16, K, MN, Float32, (1, 1, 1), (ROWS, COLUMNS), source
+    )
+
+
+def lines(rows: int, columns: int) -> cute.ComposedLayout:
+    """Return the layout (rows, columns) of panels of swizzled lines."""
+    atom = warpgroup.make_smem_layout_atom(_ATOMS[K], BFloat16)
+    return cute.tile_to_shape(atom, (rows, columns), (0, 1))
+
+
+def buffer_start(k: cute.Pointer, buffer: int, panel: int = 0) -> cute.Pointer:
+    """Return a panel of a buffer of keys."""
+    return k + (buffer * BUFFER_BYTES + panel * PANEL_BYTES) // 2
+
+
+def q_operand(plan: Plan90, q: cute.Pointer) -> cute.Tensor:
+    """Return Q as the A operand, (MMA, 1, columns / 16)."""
+    mma = qk_mma()
+    tile = shared(q, lines(ROWS, plan.columns))
+    return mma.make_fragment_A(mma.get_slice(0).partition_A(tile))
+
+
+def k_operand(plan: Plan90, k: cute.Pointer, buffer: int) -> cute.Tensor:
+    """Return a tile of keys as the B operand, (MMA, 1, columns / 16)."""
+    mma = qk_mma()
+    tile = shared(buffer_start(k, buffer), lines(KEYS, plan.columns))
+    return mma.make_fragment_B(mma.get_slice(0).partition_B(tile))
+
+
+def v_operand(k: cute.Pointer, buffer: int, team: int) -> cute.Tensor:
+    """Return the team's columns of V of a tile as the B operand, (MMA, 1, KEYS / 16)."""
+    mma = pv_mma(False)
+    atom = warpgroup.make_smem_layout_atom(_ATOMS[MN], BFloat16)
+    layout = cute.tile_to_shape(atom, (COLUMNS, KEYS), (1, 0))
+    tile = shared(buffer_start(k, buffer, team * HALF), layout)
+    return mma.make_fragment_B(mma.get_slice(0).partition_B(tile))
+
+
+def p_tile(k: cute.Pointer, buffer: int) -> cute.Tensor:
+    """Return P of a tile in shared memory, (row, key)."""
+    return shared(buffer_start(k, buffer, PANELS), lines(ROWS, KEYS))
+
+
+def p_operand(k: cute.Pointer, buffer: int) -> cute.Tensor:
+    """Return P in shared memory as the A operand, (MMA, 1, KEYS / 16)."""
+    mma = pv_mma(True)
+    return mma.make_fragment_A(mma.get_slice(0).partition_A(p_tile(k, buffer)))
+
+
+def p_registers() -> cute.Tensor:
+    """Return a thread's registers for its part of P as the A operand."""
+    return cute.make_rmem_tensor(pv_mma(False).partition_shape_A((ROWS, KEYS)), BFloat16)
+
+
+def accumulator(columns: int) -> cute.Tensor:
+    """Return a thread's fp32 registers for its part of 64 x 64 or 64 x 256."""
+    mma = qk_mma() if columns == KEYS else pv_mma(False)
+    return cute.make_rmem_tensor(mma.partition_shape_C((ROWS, columns)), Float32)
+
+
+@cute.jit
+def issue_scores(
+    scores: cute.Tensor,
+    q: cute.Tensor,
+    k: cute.Tensor,
+    panels: cutlass.Constexpr,
+    accumulate: cutlass.Constexpr,
+) -> None:
+    """Issue S = Q K^T, or S += Q K^T, over these panels, as one group."""
+    mma = qk_mma()
+    warpgroup.fence()
+    for number in cutlass.range_constexpr(len(panels)):
+        for step in cutlass.range_constexpr(STEPS):
+            block = panels[number] * STEPS + step
+            mma.set(warpgroup.Field.ACCUMULATE, accumulate or number + step > 0)
+            cute.gemm(mma, scores, q[None, None, block], k[None, None, block], scores)
+    warpgroup.commit_group()
+
+
+@cute.jit
+def issue_values(
+    o: cute.Tensor, p: cute.Tensor, v: cute.Tensor, from_smem: cutlass.Constexpr
+) -> None:
+    """Issue O += P V as one group; P and O belong to the tensor core until the wait for it."""
+    mma = pv_mma(from_smem)
+    warpgroup.fence()
+    for step in cutlass.range_constexpr(cute.size(v, mode=[2])):
+        mma.set(warpgroup.Field.ACCUMULATE, True)
+        cute.gemm(mma, o, p[None, None, step], v[None, None, step], o)
+    warpgroup.commit_group()

@@ -1,0 +1,84 @@
+"""Work of a CTA: which query rows, and which tiles of keys (device code).
+
+The grid is (CTAs of all clusters, row tiles, entries). The tiles of keys that a row tile sees are
+divided in order: contiguous shares, the remainder to the low ranks.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from kernelkit.plan import hw
+from mla.attention.config import Keys
+from mla.attention.kernel_arguments import KernelArguments, Source
+from mla.attention.sm90.args import Lane, Work
+from mla.attention.sm90.plan import KEYS, ROWS, Plan90
+
+
+@cute.jit
+def locate(plan: Plan90, given: KernelArguments) -> Work:
+    """Return the work of this CTA."""
+    config, tiles = plan.config, plan.tiles
+    cta, tile, entry = cute.arch.block_idx()
+    ctas, _, _ = cute.arch.grid_dim()
+    token = tile // tiles.head_tiles * tiles.tokens
+    head = tile % tiles.head_tiles * tiles.heads
+    keys, extra = keys_of(config.keys, given.keys, entry), Int32(0)
+    seen = keys
+    if cutlass.const_expr(config.causal and config.tokens > 1):
+        last = cutlass.min(token + tiles.tokens, config.tokens) - 1
+        seen = cutlass.max(keys - (config.tokens - 1 - last), 0)
+    own_tiles = (seen + KEYS - 1) // KEYS
+    all_tiles = own_tiles
+    if cutlass.const_expr(config.extra is not None):
+        extra = keys_of(config.extra, given.extra, entry)
+        all_tiles += (extra + KEYS - 1) // KEYS
+    base = all_tiles // ctas
+    more = all_tiles - base * ctas
+    return Work(
+        entry=entry,
+        tile=tile,
+        token=token,
+        head=head,
+        keys=keys,
+        extra=extra,
+        own_tiles=own_tiles,
+        begin=cta * base + cutlass.min(cta, more),
+        count=base + Int32(cta < more),
+        active=cutlass.min(all_tiles, ctas),
+        part=cta // config.cluster,
+        rank=cta % config.cluster,
+    )
+
+
+@cute.jit
+def keys_of(keys: Keys, source: Source, entry: Int32) -> Int32:
+    """Return the number of keys of an entry, within those that its row of places can name."""
+    most = Int32(source.places.shape[1])
+    if cutlass.const_expr(not keys.listed):
+        most = most * keys.rows
+    if cutlass.const_expr(keys.counts):
+        most = cutlass.min(cutlass.max(source.counts[entry], 0), most)
+    return most
+
+
+@cute.jit
+def lane_of(plan: Plan90, work: Work, team: cutlass.Constexpr) -> Lane:
+    """Return this thread's position in the row tile."""
+    config, tiles = plan.config, plan.tiles
+    lane = cute.arch.lane_idx()
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % hw.WARPGROUP_WARPS
+    first = warp * 16 + lane // 4
+    real, ends = [], []
+    for half in cutlass.range_constexpr(2):
+        row = first + 8 * half
+        token, head = work.token + row // tiles.heads, work.head + row % tiles.heads
+        inside = token < config.tokens and head < config.heads
+        if cutlass.const_expr(tiles.rows < ROWS):
+            inside = inside and row < tiles.rows
+        real.append(inside)
+        end = work.keys
+        if cutlass.const_expr(config.causal and config.tokens > 1):
+            end = end - cutlass.max(config.tokens - 1 - token, 0)
+        ends.append(end)
+    return Lane(team, warp, first, lane % 4 * 2, tuple(real), tuple(ends))
