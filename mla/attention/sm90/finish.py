@@ -170,30 +170,29 @@ def post(
     """Send this CTA's part of every row to its owner, once all CTAs have read their keys."""
     if cutlass.const_expr(plan.config.cluster > 1):
         cute.arch.cluster_wait()  # the mailboxes are open
-        cute.arch.cluster_arrive()
-        cute.arch.cluster_wait()  # the buffers of keys have been read
+        cute.arch.cluster_arrive_relaxed()  # this CTA has read its buffers of keys
+    words, inverses = cute.make_rmem_tensor(cute.size(o) // 2, Uint32), []
+    for half in cutlass.range_constexpr(2):
+        scale, inverse = mailbox.scale_of(magnitude(o, half))
+        inverses.append(inverse)
+        for number in cutlass.range_constexpr(cute.size(o) // 4):
+            pair = 4 * number + 2 * half
+            low, high = o[pair] * scale, o[pair + 1] * scale
+            words[2 * number + half] = mailbox.pack_halves(low, high)
+    trade(words, 2)
+    if cutlass.const_expr(plan.config.cluster > 1):
+        cute.arch.cluster_wait()
     if scope.work.count > 0:
-        words = cute.make_rmem_tensor(cute.size(o) // 2, Uint32)
-        for half in cutlass.range_constexpr(2):
-            size = magnitude(o, half)
-            scale, inverse = mailbox.scale_of(size)
-            for number in cutlass.range_constexpr(cute.size(o) // 4):
-                pair = 4 * number + 2 * half
-                low, high = o[pair] * scale, o[pair + 1] * scale
-                words[2 * number + half] = mailbox.pack_halves(low, high)
-            row = lane.row + 8 * half
-            if row < plan.tiles.rows and lane.column == 0:
-                slot = row % plan.owned_rows
-                address = mailbox.statistics_at(plan, scope, scope.work.rank, slot)
-                mailbox.send(plan, scope, row, address + 8 + 4 * lane.team, (inverse,))
-                if cutlass.const_expr(lane.team == 0):
-                    numbers = (bits_of(tops[half]), bits_of(sums[half]))
-                    mailbox.send(plan, scope, row, address, numbers)
-        trade(words, 2)
         for half in cutlass.range_constexpr(2):
             row = lane.row + 8 * half
             if row < plan.tiles.rows:
                 slot = row % plan.owned_rows
+                address = mailbox.statistics_at(plan, scope, scope.work.rank, slot)
+                if lane.column == 0:
+                    mailbox.send(plan, scope, row, address + 8 + 4 * lane.team, (inverses[half],))
+                    if cutlass.const_expr(lane.team == 0):
+                        numbers = (bits_of(tops[half]), bits_of(sums[half]))
+                        mailbox.send(plan, scope, row, address, numbers)
                 address = mailbox.row_at(plan, scope, scope.work.rank, slot)
                 address += lane.team * (COLUMNS * 2) + lane.column * 8
                 for number in cutlass.range_constexpr(COLUMNS // 32):

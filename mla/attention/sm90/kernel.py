@@ -22,7 +22,7 @@ from mla.attention.kernel_arguments import KernelArguments
 from mla.attention.signature import example_arguments
 from mla.attention.sm90.args import Buffers, Pipes, Scope
 from mla.attention.sm90.load import LoadHalf, k_box, load_q, q_box
-from mla.attention.sm90.mailbox import open_mailbox
+from mla.attention.sm90.mailbox import open_mailbox, senders_of
 from mla.attention.sm90.math import Math
 from mla.attention.sm90.plan import PANEL, ROWS, Plan90
 from mla.attention.sm90.walk import locate
@@ -43,8 +43,10 @@ class LatentSm90:
     def __call__(self, given: KernelArguments, stream: CUstream) -> None:
         """Launch one cluster, or `parts` of them, for each entry and tile of rows."""
         config, plan = self.config, self.plan
-        fetch = cpasync.CopyBulkTensorTileG2SOp()
-        q = describe(fetch, reorder(given.q, ROWS_FIRST), q_box(plan))
+        fetch, fetch_q = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileG2SOp()
+        if cutlass.const_expr(config.cluster > 1):
+            fetch_q = cpasync.CopyBulkTensorTileG2SMulticastOp()
+        q = describe(fetch_q, reorder(given.q, ROWS_FIRST), q_box(plan))
         k = None
         if cutlass.const_expr(plan.by_tma):
             k = describe(fetch, reorder(given.keys.store, (1, 2, 0)), k_box(plan))
@@ -85,24 +87,23 @@ class LatentSm90:
             set_registers(plan.roles, self.math.role)
             self.math.run(scope)
         else:
-            if cutlass.const_expr(plan.by_tma):
-                set_registers(plan.roles, plan.roles["idle"])
-                self.load(scope, warp)
+            set_registers(plan.roles, plan.roles["load_q"])
+            self.load(scope, warp)
             if cutlass.const_expr(cluster > 1):
-                cute.arch.cluster_wait()
-                cute.arch.cluster_arrive()
+                cute.arch.cluster_arrive_relaxed()
                 cute.arch.cluster_wait()
 
     @cute.jit
     def load(self, scope: Scope, warp: cutlass.Int32) -> None:
-        """Dispatch the warps that load by TMA."""
+        """Dispatch the warps that load by TMA. All of them pass the cluster's first barrier."""
         plan = self.plan
-        if scope.work.count > 0:
-            for half in self.halves:
-                if warp == half.role.first_warp:
-                    half.run(scope)
-            if warp == plan.roles["idle"].first_warp:
-                load_q(plan, scope)
+        if warp == plan.roles["load_q"].first_warp and senders_of(plan, scope) > 0:
+            load_q(plan, scope)
+        elif cutlass.const_expr(self.config.cluster > 1):
+            cute.arch.cluster_wait()
+        for half in self.halves:
+            if warp == half.role.first_warp:
+                half.run(scope)
 
     @cute.jit
     def clear_rows(self, buffers: Buffers) -> None:

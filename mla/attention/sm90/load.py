@@ -25,18 +25,26 @@ def k_box(plan: Plan90) -> Box:
 
 @cute.jit
 def load_q(plan: Plan90, scope: Scope) -> None:
-    """Load the rows of Q; one warp. Heads and tokens that the tensor lacks arrive as zeros."""
+    """Load the rows of Q; one warp. Heads and tokens that the tensor lacks arrive as zeros.
+
+    The CTAs of a cluster have the same rows: each brings some panels to all of them.
+    """
     box, tiles, work, buffers = q_box(plan), plan.tiles, scope.work, scope.buffers
+    cluster = plan.config.cluster
     cpasync.prefetch_descriptor(scope.q.atom)
     with cute.arch.elect_one():
         nbytes = plan.panels * tiles.rows * PANEL * 2
         cute.arch.mbarrier_arrive_and_expect_tx(buffers.q_full, nbytes)
+    mask = (1 << cluster) - 1 if cutlass.const_expr(cluster > 1) else None
+    if cutlass.const_expr(cluster > 1):
+        cute.arch.cluster_wait()  # the barriers of all CTAs are initialised
     for panel in cutlass.range_constexpr(plan.panels):
-        for token in cutlass.range_constexpr(tiles.tokens):
-            place = (panel * ROWS + token * tiles.heads) * PANEL
-            target = shared(buffers.q + place, box.layout())
-            position = BoxPosition(work.head, panel * PANEL, work.token + token, work.entry)
-            copy_in(scope.q, box, position, target, buffers.q_full)
+        if panel % cluster == work.rank:
+            for token in cutlass.range_constexpr(tiles.tokens):
+                place = (panel * ROWS + token * tiles.heads) * PANEL
+                target = shared(buffers.q + place, box.layout())
+                position = BoxPosition(work.head, panel * PANEL, work.token + token, work.entry)
+                copy_in(scope.q, box, position, target, buffers.q_full, mask)
 
 
 class LoadHalf:
@@ -63,6 +71,7 @@ class LoadHalf:
         """Load the piece of tile `number` of this CTA into its buffer."""
         plan, box = self.plan, k_box(self.plan)
         panels = plan.piece_panels(buffer, self.right)
+        self.prefetch(scope, panels, number + BUFFERS)
         ring.acquire_bytes(producer_state_at(BUFFERS, number), KEYS * PANEL * 2 * len(panels))
         first = (scope.work.begin + number) * KEYS
         for part in cutlass.range(KEYS // box.rows, unroll=1):
@@ -72,6 +81,21 @@ class LoadHalf:
                 target = shared(start + part * (box.rows * PANEL), box.layout())
                 column = panels[panel] * PANEL
                 copy_box(scope.k, box, (row, column, page), target, ring.barrier(buffer))
+
+    @cute.jit
+    def prefetch(self, scope: Scope, panels: cutlass.Constexpr, number: Int32) -> None:
+        """Bring the piece of a later tile to L2: its buffer is free only when that tile is due."""
+        box = k_box(self.plan)
+        if number < scope.work.count:
+            first = (scope.work.begin + number) * KEYS
+            for part in cutlass.range(KEYS // box.rows, unroll=1):
+                row, page = place_of(self.plan, scope, first + part * box.rows)
+                for panel in cutlass.range_constexpr(len(panels)):
+                    start = buffer_start(scope.buffers.k, 0, panels[panel])
+                    target = shared(start, box.layout())
+                    place = (row, panels[panel] * PANEL, page)
+                    _, from_global = partition_box(scope.k, box, place, target)
+                    cute.prefetch(scope.k.atom, from_global)
 
 
 @cute.jit
@@ -93,14 +117,22 @@ def copy_box(
     barrier: cute.Pointer,
 ) -> None:
     """Start one box of a tensor with modes (row, column, page)."""
+    to_shared, from_global = partition_box(source, box, position, target)
+    cute.copy(source.atom, from_global, to_shared, tma_bar_ptr=barrier)
+
+
+@cute.jit
+def partition_box(
+    source: TmaTensor, box: Box, position: tuple[Int32, Int32, Int32], target: cute.Tensor
+) -> tuple[cute.Tensor, cute.Tensor]:
+    """Return the views of one box for a TMA copy, in shared and in global memory."""
     row, column, page = position
     moved = cute.domain_offset((row, column, 0), source.tensor)
     tile = cute.local_tile(moved, (box.rows, box.columns), (0, 0, page))
-    to_shared, from_global = cpasync.tma_partition(
+    return cpasync.tma_partition(
         source.atom,
         0,
         cute.make_layout(1),
         cute.group_modes(target, 0, 2),
         cute.group_modes(tile, 0, 2),
     )
-    cute.copy(source.atom, from_global, to_shared, tma_bar_ptr=barrier)

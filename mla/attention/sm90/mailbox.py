@@ -11,11 +11,14 @@ is below 2^15, and rounded to fp16: an error of 2^-12 of that element, an eighth
 The mailbox lies over the buffers of keys, so that nobody sends before all CTAs have read theirs.
 """
 
+import math
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 
-from kernelkit.device.shared_words import load, operands, store
+from kernelkit.device.online_softmax import finite
+from kernelkit.device.shared_words import load_below, operands, store
 from kernelkit.device.words import bits_of, float_of
 from mla.attention.formats import LATENT
 from mla.attention.sm90.args import Scope
@@ -25,6 +28,7 @@ SCALED_EXPONENT = 127 + 14  # biased exponent of the largest element of a half r
 MOST_EXPONENT = 253  # biased, of a scale, so that its inverse is a normal number
 STATISTICS_BYTES, ROW_BYTES = STATISTICS * 4, LATENT * 2
 VECTOR = 8  # elements that a lane sends or adds at a time
+NOTHING = (-math.inf, 0.0, 0.0, 0.0)  # statistics of a CTA without keys
 
 
 @cute.jit
@@ -134,24 +138,25 @@ def received(
     """Return (eight elements of O, not normalised; maximum; sum) of an owned row, over all senders
     in the order of ranks.
     """
-    cluster = plan.config.cluster
-    top = -Float32.inf
+    cluster, found, rows = plan.config.cluster, [], []
     for rank in cutlass.range_constexpr(cluster):
-        if rank < senders:
-            address = statistics_at(plan, scope, Int32(rank), slot)
-            top = cute.arch.fmax(top, load(address, Float32))
-    base = Float32(0.0) if top == -Float32.inf else top
-    acc, total = cute.make_rmem_tensor(VECTOR, Float32), Float32(0.0)
+        address = statistics_at(plan, scope, Int32(rank), slot)
+        found.append(load_below(address, rank, senders, NOTHING))
+    for rank in cutlass.range_constexpr(cluster):
+        address = row_at(plan, scope, Int32(rank), slot) + vector * 16
+        rows.append(load_below(address, rank, senders, (0.0,) * 4))
+    top = found[0][0]
+    for rank in cutlass.range_constexpr(1, cluster):
+        top = cute.arch.fmax(top, found[rank][0])
+    base, total, is_left = finite(top), Float32(0.0), vector < LATENT // VECTOR // 2
+    acc = cute.make_rmem_tensor(VECTOR, Float32)
     acc.fill(0.0)
     for rank in cutlass.range_constexpr(cluster):
-        if rank < senders:
-            found = load(statistics_at(plan, scope, Int32(rank), slot), Float32, STATISTICS)
-            weight = cute.math.exp2(found[0] - base, fastmath=True)
-            total += weight * found[1]
-            factor = weight * (found[2] if vector < LATENT // VECTOR // 2 else found[3])
-            words = load(row_at(plan, scope, Int32(rank), slot) + vector * 16, Uint32, 4)
-            for word in cutlass.range_constexpr(4):
-                pair = unpack_halves(words[word])
-                acc[2 * word] += factor * pair[0]
-                acc[2 * word + 1] += factor * pair[1]
+        weight = cute.math.exp2(found[rank][0] - base, fastmath=True)
+        total += weight * found[rank][1]
+        factor = weight * (found[rank][2] if is_left else found[rank][3])
+        for word in cutlass.range_constexpr(4):
+            pair = unpack_halves(bits_of(rows[rank][word]))
+            acc[2 * word] += factor * pair[0]
+            acc[2 * word + 1] += factor * pair[1]
     return acc, top, total

@@ -23,6 +23,7 @@ from kernelkit.device.warp_mma import pack
 from kernelkit.plan import hw
 from mla.attention.sm90.args import Lane, Reference, Scope
 from mla.attention.sm90.finish import finish
+from mla.attention.sm90.mailbox import senders_of
 from mla.attention.sm90.plan import BUFFERS, KEYS, PANEL, PANELS, ROWS, TEAMS, Plan90
 from mla.attention.sm90.products import (
     COLUMNS,
@@ -80,8 +81,9 @@ class Math:
         tile.reference.row_max.fill(-Float32.inf)
         tile.reference.row_sum.fill(0.0)
         count = scope.work.count
-        if count > 0:
+        if senders_of(self.plan, scope) > 0:  # then Q comes, even to a CTA without keys
             cute.arch.mbarrier_wait(scope.buffers.q_full, 0)
+        if count > 0:
             if cutlass.const_expr(team == 0):
                 self.take_tiles_left(scope, lane, tile, count)
             else:
@@ -111,10 +113,9 @@ class Math:
         for number in cutlass.range(0, count, 2, unroll=1):
             if number > 0:
                 self.add_other(scope, lane, tile, number - 1)
+                warpgroup.wait_group(0)
+                pipes.left.release(1)  # not behind the wait for the next tile: team 1 waits for it
             self.issue_own_scores(scope, lane, tile, number)
-            if number > 0:
-                warpgroup.wait_group(2)
-                pipes.left.release(1)
             warpgroup.wait_group(0)
             self.weigh(scope, lane, tile, number)
             issue_values(tile.o, tile.p, tile.values[0], False)
@@ -133,7 +134,6 @@ class Math:
             self.add_other(scope, lane, tile, number - 1)
             warpgroup.wait_group(1)
             self.weigh(scope, lane, tile, number)
-            pipes.right.release(0)
             issue_values(tile.o, tile.p, tile.values[1], False)
             warpgroup.wait_group(0)
             pipes.right.release(1)
@@ -186,8 +186,8 @@ class Math:
     def weigh(self, scope: Scope, lane: Lane, tile: Tile, number: Int32) -> None:
         """Compute P from S of the team's tile, and publish it with the maxima.
 
-        O is rescaled here; its products have to be done unless they are team 1's of the tile
-        before, for which this waits.
+        O is rescaled here, so its products have to be done; team 1 waits here for that of the tile
+        before, and releases its half.
         """
         scores, team = tile.scores, lane.team
         for element in cutlass.range_constexpr(cute.size(scores)):
@@ -201,13 +201,14 @@ class Math:
         sums = []
         for half in cutlass.range_constexpr(2):
             sums.append(exponentiate(scores, half, finite(tops[half])))
+        if cutlass.const_expr(team == 1):
+            warpgroup.wait_group(0)
+            scope.pipes.right.release(0)
         words = cute.recast_tensor(tile.p, Uint32)
         for word in cutlass.range_constexpr(cute.size(words)):
             words[word] = pack(scores[2 * word], scores[2 * word + 1], "bf16")
         meet(self.plan.barriers, "team", Int32(team))  # all warps have read the ninth panel
         self.publish(scope, lane, tile, tops)
-        if cutlass.const_expr(team == 1):
-            warpgroup.wait_group(0)
         self.adopt(tile, (tops[0], tops[1]))
         for half in cutlass.range_constexpr(2):
             tile.reference.row_sum[half] = tile.reference.row_sum[half] + sums[half]

@@ -97,9 +97,10 @@ class Plan90:
         )
         if self.by_tma:
             others = (
-                Role("load_left", 8, 1, "load left halves of tiles, and Q", LOAD_REGISTERS),
+                Role("load_left", 8, 1, "load left halves of tiles", LOAD_REGISTERS),
                 Role("load_right", 9, 1, "load right halves of tiles", LOAD_REGISTERS),
-                Role("idle", 10, 2, "give registers to the warps that compute", LOAD_REGISTERS),
+                Role("load_q", 10, 1, "load Q", LOAD_REGISTERS),
+                Role("idle", 11, 1, "give registers to the warps that compute", LOAD_REGISTERS),
             )
         return RolePlan((math, *others))
 
