@@ -71,7 +71,6 @@ class LoadHalf:
         """Load the piece of tile `number` of this CTA into its buffer."""
         plan, box = self.plan, k_box(self.plan)
         panels = plan.piece_panels(buffer, self.right)
-        self.prefetch(scope, panels, number + BUFFERS)
         ring.acquire_bytes(producer_state_at(BUFFERS, number), KEYS * PANEL * 2 * len(panels))
         first = (scope.work.begin + number) * KEYS
         for part in cutlass.range(KEYS // box.rows, unroll=1):
@@ -81,21 +80,6 @@ class LoadHalf:
                 target = shared(start + part * (box.rows * PANEL), box.layout())
                 column = panels[panel] * PANEL
                 copy_box(scope.k, box, (row, column, page), target, ring.barrier(buffer))
-
-    @cute.jit
-    def prefetch(self, scope: Scope, panels: cutlass.Constexpr, number: Int32) -> None:
-        """Bring the piece of a later tile to L2: its buffer is free only when that tile is due."""
-        box = k_box(self.plan)
-        if number < scope.work.count:
-            first = (scope.work.begin + number) * KEYS
-            for part in cutlass.range(KEYS // box.rows, unroll=1):
-                row, page = place_of(self.plan, scope, first + part * box.rows)
-                for panel in cutlass.range_constexpr(len(panels)):
-                    start = buffer_start(scope.buffers.k, 0, panels[panel])
-                    target = shared(start, box.layout())
-                    place = (row, panels[panel] * PANEL, page)
-                    _, from_global = partition_box(scope.k, box, place, target)
-                    cute.prefetch(scope.k.atom, from_global)
 
 
 @cute.jit
