@@ -71,10 +71,12 @@ class LoadHalf:
         """Load the piece of tile `number` of this CTA into its buffer."""
         plan, box = self.plan, k_box(self.plan)
         panels = plan.piece_panels(buffer, self.right)
-        ring.acquire_bytes(producer_state_at(BUFFERS, number), KEYS * PANEL * 2 * len(panels))
         first = (scope.work.begin + number) * KEYS
+        row, page = place_of(plan, scope, first)  # while the buffer is still in use
+        ring.acquire_bytes(producer_state_at(BUFFERS, number), KEYS * PANEL * 2 * len(panels))
         for part in cutlass.range(KEYS // box.rows, unroll=1):
-            row, page = place_of(plan, scope, first + part * box.rows)
+            if part > 0:
+                row, page = place_of(plan, scope, first + part * box.rows)
             for panel in cutlass.range_constexpr(len(panels)):
                 start = buffer_start(scope.buffers.k, buffer, panels[panel])
                 target = shared(start + part * (box.rows * PANEL), box.layout())
