@@ -49,7 +49,8 @@ class LatentConfig:
     sinks: one logit for each head joins the denominator.
     rope: columns of O, the last ones, that are rotated back by the entry's position; 0 or 64.
     key_scale: an fp32 [1] multiplies keys of a record without scales in e4m3.
-    cluster: CTAs that share the keys of an entry, and reduce through distributed shared memory.
+    cluster: CTAs that share the keys of a row tile, and reduce through distributed shared memory.
+    sharers: neighbouring row tiles of an entry in a cluster, 1 or 2: tiles of keys are multicast.
     parts: several clusters share an entry; the last to arrive merges the results of all.
     pdl: programmatic dependent launch.
     """
@@ -63,6 +64,7 @@ class LatentConfig:
     rope: int = 0
     key_scale: bool = False
     cluster: int = 1
+    sharers: int = 1
     parts: bool = False
     pdl: bool = False
 

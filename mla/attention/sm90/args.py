@@ -28,7 +28,8 @@ class Work:
     count: Int32  # its tiles
     active: Int32  # CTAs of all clusters that have tiles
     part: Int32  # cluster
-    rank: Int32  # in the cluster
+    rank: Int32  # among the CTAs of the cluster that share the row tile
+    sharer: Int32  # which of the row tiles of the cluster
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ class Buffers:
     q_full: cute.Pointer  # mbarrier
     rows: cute.Pointer  # fp32: maxima, then sums, each (row, team)
     valid: Int32  # a bit for each key of a tile, 64 for each buffer
-    statistics: Int32
-    mail: Int32
+    mail: Int32  # rows that others sent
+    sent: Int32  # rows to send
     mail_full: Int32
 
 
@@ -58,8 +59,8 @@ class Buffers:
 class Scope:
     """What every role gets."""
 
-    q: TmaTensor  # modes ((head, token), column, row tile of heads, entry)
-    k: TmaTensor | None
+    q: TmaTensor  # modes (head, column, token, entry)
+    k: TmaTensor | None  # modes (row, column, page)
     given: KernelArguments
     work: Work
     buffers: Buffers

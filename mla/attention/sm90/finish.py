@@ -4,20 +4,19 @@ If several clusters share an entry, each owner leaves its sums in the workspace 
 counter. The owner that arrives last adds them in the order of parts, whichever came last, and
 resets the counter to 0 for the next launch.
 
-    partial [unit][part][owned row][514]: O, then maximum and sum
+    partial [unit][part][owned row][516]: O, then maximum, sum and padding
     unit = (entry tiles + row tile) cluster + rank
 """
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Boolean, Float32, Int32, Uint32
+from cutlass import Boolean, Float32, Int32, Uint32
 
 from fmha.shared.epilogue import trade
 from kernelkit.device.barriers import meet
 from kernelkit.device.online_softmax import finite, in_log2_units
 from kernelkit.device.shared_words import load, store
 from kernelkit.device.warp_mma import pack
-from kernelkit.device.words import bits_of
 from kernelkit.plan.log2 import LN_2
 from mla.attention.formats import LATENT
 from mla.attention.sm90 import mailbox
@@ -26,7 +25,8 @@ from mla.attention.sm90.plan import HALF, PANEL, ROWS, TEAMS, Plan90
 
 SUMS = 1  # of numbers of rows in shared memory: maxima, then sums
 COLUMNS = HALF * PANEL
-WORDS = LATENT + 2  # fp32 of a row in the workspace
+WORDS = LATENT + 4  # fp32 of a row in the workspace, a multiple of 16 bytes
+AHEAD = 4  # parts that are loaded at once
 VECTORS = LATENT // mailbox.VECTOR
 
 
@@ -167,49 +167,17 @@ def post(
     tops: tuple[Float32, Float32],
     sums: tuple[Float32, Float32],
 ) -> None:
-    """Send this CTA's part of every row to its owner, once all CTAs have read their keys."""
+    """Send this CTA's part of every row to its owner, once all CTAs have read their keys.
+
+    Both teams have read theirs here, so that the rows to send may replace them.
+    """
     if cutlass.const_expr(plan.config.cluster > 1):
-        cute.arch.cluster_wait()  # the mailboxes are open
-        cute.arch.cluster_arrive_relaxed()  # this CTA has read its buffers of keys
-    words, inverses = cute.make_rmem_tensor(cute.size(o) // 2, Uint32), []
-    for half in cutlass.range_constexpr(2):
-        scale, inverse = mailbox.scale_of(magnitude(o, half))
-        inverses.append(inverse)
-        for number in cutlass.range_constexpr(cute.size(o) // 4):
-            pair = 4 * number + 2 * half
-            low, high = o[pair] * scale, o[pair + 1] * scale
-            words[2 * number + half] = mailbox.pack_halves(low, high)
-    trade(words, 2)
+        cute.arch.cluster_arrive_relaxed()
+    mailbox.lay_out(plan, scope, lane, o, tops, sums)
+    meet(plan.barriers, "math")
     if cutlass.const_expr(plan.config.cluster > 1):
         cute.arch.cluster_wait()
-    if scope.work.count > 0:
-        for half in cutlass.range_constexpr(2):
-            row = lane.row + 8 * half
-            if row < plan.tiles.rows:
-                slot = row % plan.owned_rows
-                address = mailbox.statistics_at(plan, scope, scope.work.rank, slot)
-                if lane.column == 0:
-                    mailbox.send(plan, scope, row, address + 8 + 4 * lane.team, (inverses[half],))
-                    if cutlass.const_expr(lane.team == 0):
-                        numbers = (bits_of(tops[half]), bits_of(sums[half]))
-                        mailbox.send(plan, scope, row, address, numbers)
-                address = mailbox.row_at(plan, scope, scope.work.rank, slot)
-                address += lane.team * (COLUMNS * 2) + lane.column * 8
-                for number in cutlass.range_constexpr(COLUMNS // 32):
-                    piece = tuple(words[8 * number + 2 * word + half] for word in range(4))
-                    mailbox.send(plan, scope, row, address + number * 64, piece)
-
-
-@cute.jit
-def magnitude(o: cute.Tensor, half: cutlass.Constexpr) -> Float32:
-    """Return the largest magnitude of a row's columns of this team."""
-    largest = Float32(0.0)
-    for number in cutlass.range_constexpr(cute.size(o) // 4):
-        pair = 4 * number + 2 * half
-        largest = cute.arch.fmax(largest, cute.arch.fmax(abs(o[pair]), abs(o[pair + 1])))
-    for step in cutlass.range_constexpr(2):
-        largest = cute.arch.fmax(largest, cute.arch.shuffle_sync_bfly(largest, offset=1 << step))
-    return largest
+        mailbox.send(plan, scope)
 
 
 @cute.jit
@@ -218,10 +186,11 @@ def collect(plan: Plan90, scope: Scope) -> None:
     thread, _, _ = cute.arch.thread_idx()
     work, threads = scope.work, plan.roles["math"].threads
     senders, rows = mailbox.senders_of(plan, scope), mailbox.rows_of(plan, work.rank)
-    if cutlass.const_expr(plan.config.cluster == 1):
-        meet(plan.barriers, "math")
-    elif senders * rows > 0:
-        mailbox.wait_for_mail(scope)
+    if cutlass.const_expr(plan.config.cluster > 1):
+        if senders * rows > 0:
+            mailbox.wait_for_mail(scope)
+        # Who has sent leaves once all owners have what it sent.
+        cute.arch.cluster_arrive_relaxed()
     turns = -(-plan.owned_rows * VECTORS // threads)
     parts = cutlass.max((work.active + plan.config.cluster - 1) // plan.config.cluster, 1)
     unit = (work.entry * plan.tiles.count + work.tile) * plan.config.cluster + work.rank
@@ -289,12 +258,18 @@ def leave(
 ) -> None:
     """Store one part's sums of an owned row in the workspace. place: (unit, part, slot)."""
     unit, part, slot = place
-    line = scope.given.tables.partial[unit, part, None]
-    for k in cutlass.range_constexpr(mailbox.VECTOR):
-        line[slot * WORDS + vector * mailbox.VECTOR + k] = acc[k]
+    start = line_of(scope, unit, part, slot)
+    target = cute.make_tensor((start + vector * mailbox.VECTOR).align(16), mailbox.VECTOR)
+    cute.autovec_copy(acc, target)
     if vector == 0:
-        line[slot * WORDS + LATENT] = top
-        line[slot * WORDS + LATENT + 1] = total
+        statistics = cute.make_tensor(start + LATENT, 2)
+        statistics[0], statistics[1] = top, total
+
+
+@cute.jit
+def line_of(scope: Scope, unit: Int32, part: Int32, slot: Int32) -> cute.Pointer:
+    """Return the row of a part in the workspace."""
+    return scope.given.tables.partial[unit, part, None].iterator + slot * WORDS
 
 
 @cute.jit
@@ -320,19 +295,31 @@ def add_parts(
     acc = cute.make_rmem_tensor(mailbox.VECTOR, Float32)
     acc.fill(0.0)
     top, total = -Float32.inf, Float32(0.0)
-    for part in cutlass.range(parts, unroll=1):
-        line = scope.given.tables.partial[unit, part, None]
-        begin = slot * WORDS
-        own = line[begin + LATENT]
-        higher = cute.arch.fmax(top, own)
+    values = cute.make_rmem_tensor((AHEAD, mailbox.VECTOR), Float32)
+    found = cute.make_rmem_tensor((AHEAD, 2), Float32)
+    for turn in cutlass.range((parts + AHEAD - 1) // AHEAD, unroll=1):
+        for k in cutlass.range_constexpr(AHEAD):
+            # A missing part is replaced by the last one, without weight.
+            start = line_of(scope, unit, cutlass.min(turn * AHEAD + k, parts - 1), slot)
+            source = cute.make_tensor((start + vector * mailbox.VECTOR).align(16), mailbox.VECTOR)
+            eight = cute.make_rmem_tensor(mailbox.VECTOR, Float32)
+            cute.autovec_copy(source, eight)
+            for n in cutlass.range_constexpr(mailbox.VECTOR):
+                values[k, n] = eight[n]
+            statistics = cute.make_tensor(start + LATENT, 2)
+            found[k, 0], found[k, 1] = statistics[0], statistics[1]
+        higher = top
+        for k in cutlass.range_constexpr(AHEAD):
+            higher = cute.arch.fmax(higher, found[k, 0])
         old = cute.math.exp2(top - finite(higher), fastmath=True)
-        new = cute.math.exp2(own - finite(higher), fastmath=True)
-        total = total * old + line[begin + LATENT + 1] * new
-        for k in cutlass.range_constexpr(mailbox.VECTOR):
-            value = line[begin + vector * mailbox.VECTOR + k]
-            acc[k] = acc[k] * old + value * new
+        total *= old
+        for n in cutlass.range_constexpr(mailbox.VECTOR):
+            acc[n] *= old
+        for k in cutlass.range_constexpr(AHEAD):
+            weight = cute.math.exp2(found[k, 0] - finite(higher), fastmath=True)
+            weight = weight if turn * AHEAD + k < parts else Float32(0.0)
+            total += found[k, 1] * weight
+            for n in cutlass.range_constexpr(mailbox.VECTOR):
+                acc[n] += values[k, n] * weight
         top = higher
     return acc, top, total
-
-
-__all__ = ["BFloat16", "finish"]

@@ -24,7 +24,7 @@ from mla.attention.sm90.args import Buffers, Pipes, Scope
 from mla.attention.sm90.load import LoadHalf, k_box, load_q, q_box
 from mla.attention.sm90.mailbox import open_mailbox, senders_of
 from mla.attention.sm90.math import Math
-from mla.attention.sm90.plan import PANEL, ROWS, Plan90
+from mla.attention.sm90.plan import MAIL_ROW_BYTES, MAIL_ROWS, PANEL, ROWS, Plan90
 from mla.attention.sm90.walk import locate
 
 ROWS_FIRST = (2, 3, 1, 0)  # [N, T, H, D] seen as (H, D, T, N)
@@ -49,11 +49,13 @@ class LatentSm90:
         q = describe(fetch_q, reorder(given.q, ROWS_FIRST), q_box(plan))
         k = None
         if cutlass.const_expr(plan.by_tma):
+            if cutlass.const_expr(config.sharers > 1):
+                fetch = cpasync.CopyBulkTensorTileG2SMulticastOp()
             k = describe(fetch, reorder(given.keys.store, (1, 2, 0)), k_box(plan))
         self.kernel(q, k, given).launch(
-            grid=(config.cluster * given.parts, plan.tiles.count, given.q.shape[0]),
+            grid=(plan.ctas * given.parts, plan.tiles.count // config.sharers, given.q.shape[0]),
             block=(plan.roles.threads, 1, 1),
-            cluster=(config.cluster, 1, 1) if config.cluster > 1 else None,
+            cluster=(plan.ctas, 1, 1) if plan.ctas > 1 else None,
             stream=stream,
             use_pdl=config.pdl,
             min_blocks_per_mp=1,  # without it ptxas ignores setmaxnreg
@@ -66,7 +68,7 @@ class LatentSm90:
     @cute.kernel
     def kernel(self, q: TmaTensor, k: TmaTensor | None, given: KernelArguments) -> None:
         """Run a CTA of the grid (CTAs of all clusters, row tiles, entries)."""
-        plan, cluster = self.plan, self.config.cluster
+        plan = self.plan
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = SmemAllocator().allocate(plan.smem.bytes, byte_alignment=hw.SMEM_SWIZZLE_ALIGN)
         pipes = Pipes(**make_pipelines(plan.edges, buffer_at(plan.smem, smem, "barriers", Int64)))
@@ -77,30 +79,37 @@ class LatentSm90:
         thread, _, _ = cute.arch.thread_idx()
         if thread == 0:
             cute.arch.mbarrier_init(buffers.q_full, 1)
-            if cutlass.const_expr(cluster > 1):
+            if cutlass.const_expr(self.config.cluster > 1):
                 open_mailbox(plan, scope)
         self.clear_rows(buffers)
         publish_barriers(plan.edges)
-        if cutlass.const_expr(cluster > 1):
+        if cutlass.const_expr(plan.ctas > 1):
             cute.arch.cluster_arrive_relaxed()
         if warp <= self.math.role.last_warp:
             set_registers(plan.roles, self.math.role)
+            if cutlass.const_expr(plan.ctas > 1):
+                cute.arch.cluster_wait()
             self.math.run(scope)
         else:
             set_registers(plan.roles, plan.roles["load_q"])
             self.load(scope, warp)
-            if cutlass.const_expr(cluster > 1):
-                cute.arch.cluster_arrive_relaxed()
-                cute.arch.cluster_wait()
+            if cutlass.const_expr(self.config.cluster > 1):
+                for _ in cutlass.range_constexpr(2):  # as those that compute, see `finish.py`
+                    cute.arch.cluster_arrive_relaxed()
+                    cute.arch.cluster_wait()
 
     @cute.jit
     def load(self, scope: Scope, warp: cutlass.Int32) -> None:
         """Dispatch the warps that load by TMA. All of them pass the cluster's first barrier."""
         plan = self.plan
-        if warp == plan.roles["load_q"].first_warp and senders_of(plan, scope) > 0:
-            load_q(plan, scope)
-        elif cutlass.const_expr(self.config.cluster > 1):
-            cute.arch.cluster_wait()
+        if warp == plan.roles["load_q"].first_warp:
+            if cutlass.const_expr(plan.ctas > 1):
+                cute.arch.cluster_wait()
+            if senders_of(plan, scope) > 0:
+                load_q(plan, scope)
+        elif warp == plan.roles["idle"].first_warp:
+            if cutlass.const_expr(plan.ctas > 1):
+                cute.arch.cluster_wait()
         for half in self.halves:
             if warp == half.role.first_warp:
                 half.run(scope)
@@ -135,8 +144,8 @@ class LatentSm90:
             q_full=buffer_at(plan, smem, "q_full", Int64),
             rows=buffer_at(plan, smem, "rows", Float32),
             valid=address("valid"),
-            statistics=address("statistics"),
             mail=address("mail"),
+            sent=address("mail") + MAIL_ROWS * MAIL_ROW_BYTES,
             mail_full=address("mail_full"),
         )
 

@@ -2,7 +2,7 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Int32
+from cutlass import BFloat16, Int32, Uint16
 from cutlass.cute.nvgpu import cpasync
 
 from kernelkit.device.boxes import Box, BoxPosition, TmaTensor, copy_in
@@ -30,21 +30,25 @@ def load_q(plan: Plan90, scope: Scope) -> None:
     The CTAs of a cluster have the same rows: each brings some panels to all of them.
     """
     box, tiles, work, buffers = q_box(plan), plan.tiles, scope.work, scope.buffers
-    cluster = plan.config.cluster
     cpasync.prefetch_descriptor(scope.q.atom)
     with cute.arch.elect_one():
         nbytes = plan.panels * tiles.rows * PANEL * 2
         cute.arch.mbarrier_arrive_and_expect_tx(buffers.q_full, nbytes)
-    mask = (1 << cluster) - 1 if cutlass.const_expr(cluster > 1) else None
-    if cutlass.const_expr(cluster > 1):
-        cute.arch.cluster_wait()  # the barriers of all CTAs are initialised
-    for panel in cutlass.range_constexpr(plan.panels):
-        if panel % cluster == work.rank:
-            for token in cutlass.range_constexpr(tiles.tokens):
-                place = (panel * ROWS + token * tiles.heads) * PANEL
-                target = shared(buffers.q + place, box.layout())
-                position = BoxPosition(work.head, panel * PANEL, work.token + token, work.entry)
-                copy_in(scope.q, box, position, target, buffers.q_full, mask)
+    cluster, sharers = plan.config.cluster, plan.config.sharers
+    for sharer in cutlass.range_constexpr(sharers):
+        if work.sharer == sharer:
+            mask = None
+            if cutlass.const_expr(cluster > 1):
+                mask = sum(1 << (rank * sharers + sharer) for rank in range(cluster))
+            for panel in cutlass.range_constexpr(plan.panels):
+                if panel % cluster == work.rank:
+                    for token in cutlass.range_constexpr(tiles.tokens):
+                        place = (panel * ROWS + token * tiles.heads) * PANEL
+                        target = shared(buffers.q + place, box.layout())
+                        position = BoxPosition(
+                            work.head, panel * PANEL, work.token + token, work.entry
+                        )
+                        copy_in(scope.q, box, position, target, buffers.q_full, mask)
 
 
 class LoadHalf:
@@ -57,31 +61,61 @@ class LoadHalf:
     @cute.jit
     def run(self, scope: Scope) -> None:
         """Whole life of the warp."""
+        plan, count = self.plan, scope.work.count
         ring = scope.pipes.right if cutlass.const_expr(self.right) else scope.pipes.left
         cpasync.prefetch_descriptor(scope.k.atom)
-        for number in cutlass.range(scope.work.count, unroll=1):
+        if cutlass.const_expr(plan.ctas > 1):
+            cute.arch.cluster_wait()  # the barriers of all CTAs are initialised
+        for number in cutlass.range(count, unroll=1):
             for buffer in cutlass.range_constexpr(BUFFERS):
                 if number % BUFFERS == buffer:
                     self.load_piece(scope, ring, number, buffer)
+        if cutlass.const_expr(plan.config.sharers > 1):
+            for number in cutlass.range_constexpr(BUFFERS):
+                # Releases come from the other CTA, too, and have to find this one alive.
+                ring.wait_free(producer_state_at(BUFFERS, count + number))
 
     @cute.jit
     def load_piece(
         self, scope: Scope, ring: Ring, number: Int32, buffer: cutlass.Constexpr
     ) -> None:
-        """Load the piece of tile `number` of this CTA into its buffer."""
+        """Load the piece of tile `number` of this CTA into its buffer.
+
+        CTAs that share tiles of keys bring some of the panels to all of them each.
+        """
         plan, box = self.plan, k_box(self.plan)
-        panels = plan.piece_panels(buffer, self.right)
+        panels, sharers = plan.piece_panels(buffer, self.right), plan.config.sharers
         first = (scope.work.begin + number) * KEYS
         row, page = place_of(plan, scope, first)  # while the buffer is still in use
         ring.acquire_bytes(producer_state_at(BUFFERS, number), KEYS * PANEL * 2 * len(panels))
         for part in cutlass.range(KEYS // box.rows, unroll=1):
             if part > 0:
                 row, page = place_of(plan, scope, first + part * box.rows)
-            for panel in cutlass.range_constexpr(len(panels)):
-                start = buffer_start(scope.buffers.k, buffer, panels[panel])
-                target = shared(start + part * (box.rows * PANEL), box.layout())
-                column = panels[panel] * PANEL
-                copy_box(scope.k, box, (row, column, page), target, ring.barrier(buffer))
+            for sharer in cutlass.range_constexpr(sharers):
+                if scope.work.sharer == sharer:
+                    for panel in panels[sharer::sharers]:
+                        start = buffer_start(scope.buffers.k, buffer, panel)
+                        target = shared(start + part * (box.rows * PANEL), box.layout())
+                        place = (row, panel * PANEL, page)
+                        self.copy(scope, box, place, target, ring.barrier(buffer))
+
+    @cute.jit
+    def copy(
+        self,
+        scope: Scope,
+        box: Box,
+        place: tuple[Int32, Int32, Int32],
+        target: cute.Tensor,
+        barrier: cute.Pointer,
+    ) -> None:
+        """Start one box, to all CTAs of the cluster that share tiles of keys."""
+        to_shared, from_global = partition_box(scope.k, box, place, target)
+        sharers = self.plan.config.sharers
+        if cutlass.const_expr(sharers == 1):
+            cute.copy(scope.k.atom, from_global, to_shared, tma_bar_ptr=barrier)
+        else:
+            mask = Uint16(Int32((1 << sharers) - 1) << (scope.work.rank * sharers))
+            cute.copy(scope.k.atom, from_global, to_shared, tma_bar_ptr=barrier, mcast_mask=mask)
 
 
 @cute.jit
@@ -92,19 +126,6 @@ def place_of(plan: Plan90, scope: Scope, key: Int32) -> tuple[Int32, Int32]:
     if key < scope.work.keys:
         page = Int32(source.places[scope.work.entry, key // rows])
     return key % rows, page
-
-
-@cute.jit
-def copy_box(
-    source: TmaTensor,
-    box: Box,
-    position: tuple[Int32, Int32, Int32],
-    target: cute.Tensor,
-    barrier: cute.Pointer,
-) -> None:
-    """Start one box of a tensor with modes (row, column, page)."""
-    to_shared, from_global = partition_box(source, box, position, target)
-    cute.copy(source.atom, from_global, to_shared, tma_bar_ptr=barrier)
 
 
 @cute.jit

@@ -1,14 +1,14 @@
 """Reduction of a cluster through distributed shared memory (device code).
 
-Rank r of R finishes n rows of O, from r n on. Every CTA with keys writes what it has of these rows
-to its slot of the owner's mailbox by st.async; the owner's mbarrier counts the bytes. O is not
-normalised. Each half of a row, 256 columns, is scaled by a power of two so that its largest element
-is below 2^15, and rounded to fp16: an error of 2^-12 of that element, an eighth of bf16's.
+Rank r of R finishes n rows of O, from r n on. Every CTA with keys lays its O out by rows, and one
+bulk copy brings each owner its rows; the owner's mbarrier counts the bytes. O is not normalised.
+Each half of a row, 256 columns, is scaled by a power of two so that its largest element is below
+2^15, and rounded to fp16: an error of 2^-12 of that element, an eighth of bf16's.
 
-    statistics [rank][owned row] of (maximum, sum, inverse scale of the left, and of the right half)
-    O          [rank][owned row][512] fp16
+    row: 512 fp16 of O, then fp32 (maximum, sum, inverse scale of the left, and of the right half)
+    sent [64 rows]      mail [rank][owned row]
 
-The mailbox lies over the buffers of keys, so that nobody sends before all CTAs have read theirs.
+Both lie over the buffers of keys, so that nobody sends before all CTAs have read theirs.
 """
 
 import math
@@ -18,22 +18,23 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 
 from kernelkit.device.online_softmax import finite
-from kernelkit.device.shared_words import load_below, operands, store
+from kernelkit.device.shared_words import load_below, store
+from kernelkit.device.warp_mma import store_fragment
 from kernelkit.device.words import bits_of, float_of
 from mla.attention.formats import LATENT
-from mla.attention.sm90.args import Scope
-from mla.attention.sm90.plan import STATISTICS, Plan90
+from mla.attention.sm90.args import Lane, Scope
+from mla.attention.sm90.plan import HALF, MAIL_ROW_BYTES, PANEL, Plan90
 
 SCALED_EXPONENT = 127 + 14  # biased exponent of the largest element of a half row once scaled
 MOST_EXPONENT = 253  # biased, of a scale, so that its inverse is a normal number
-STATISTICS_BYTES, ROW_BYTES = STATISTICS * 4, LATENT * 2
-VECTOR = 8  # elements that a lane sends or adds at a time
+O_BYTES = 2 * LATENT  # of a row; its statistics follow
+VECTOR = 8  # elements that a thread adds at a time
 NOTHING = (-math.inf, 0.0, 0.0, 0.0)  # statistics of a CTA without keys
 
 
 @cute.jit
 def senders_of(plan: Plan90, scope: Scope) -> Int32:
-    """Return the number of CTAs of this cluster that have keys, which are the first ones."""
+    """Return the number of CTAs of this row tile and cluster that have keys: the first ones."""
     cluster = plan.config.cluster
     return cutlass.min(cutlass.max(scope.work.active - scope.work.part * cluster, 0), cluster)
 
@@ -55,7 +56,7 @@ def open_mailbox(plan: Plan90, scope: Scope) -> None:
     if rows * senders > 0:
         cute.arch.inline_ptx(
             "mbarrier.arrive.expect_tx.relaxed.cta.shared.b64 _, [{$r0}], {$r1};",
-            read_only_args=[address, rows * senders * (STATISTICS_BYTES + ROW_BYTES)],
+            read_only_args=[address, rows * senders * MAIL_ROW_BYTES],
         )
 
 
@@ -70,36 +71,49 @@ def wait_for_mail(scope: Scope) -> None:
     )
 
 
-@cute.jit
-def statistics_at(plan: Plan90, scope: Scope, rank: Int32, slot: Int32) -> Int32:
-    """Return the address of a rank's statistics of an owned row."""
-    return scope.buffers.statistics + (rank * plan.owned_rows + slot) * STATISTICS_BYTES
+# ---- sending
 
 
 @cute.jit
-def row_at(plan: Plan90, scope: Scope, rank: Int32, slot: Int32) -> Int32:
-    """Return the address of a rank's O of an owned row."""
-    return scope.buffers.mail + (rank * plan.owned_rows + slot) * ROW_BYTES
-
-
-@cute.jit
-def send(
-    plan: Plan90, scope: Scope, row: Int32, address: Int32, values: tuple[Uint32, ...]
+def lay_out(
+    plan: Plan90,
+    scope: Scope,
+    lane: Lane,
+    o: cute.Tensor,
+    tops: tuple[Float32, Float32],
+    sums: tuple[Float32, Float32],
 ) -> None:
-    """Send one, two or four words to the owner of a row, at this address of its shared memory."""
-    if cutlass.const_expr(plan.config.cluster == 1):
-        store(address, Uint32, values)
-    else:
-        count = len(values)
-        vector, words = operands("r", 1, count)
-        cute.arch.inline_ptx(
-            "{ .reg .b32 to, box; "
-            f"mapa.shared::cluster.u32 to, {{$r0}}, {{$r{2 + count}}}; "
-            f"mapa.shared::cluster.u32 box, {{$r{1 + count}}}, {{$r{2 + count}}}; "
-            "st.async.shared::cluster.mbarrier::complete_tx::bytes"
-            f"{vector}.b32 [to], {words}, [box]; }}",
-            read_only_args=[address, *values, scope.buffers.mail_full, row // plan.owned_rows],
-        )
+    """Store the team's columns of O and the statistics to the rows to send."""
+    words, sent = cute.make_rmem_tensor(cute.size(o) // 2, Uint32), scope.buffers.sent
+    for half in cutlass.range_constexpr(2):
+        scale, inverse = scale_of(magnitude(o, half))
+        for number in cutlass.range_constexpr(cute.size(o) // 4):
+            pair = 4 * number + 2 * half
+            words[2 * number + half] = pack_halves(o[pair] * scale, o[pair + 1] * scale)
+        if lane.column == 0:
+            address = sent + (lane.row + 8 * half) * MAIL_ROW_BYTES + O_BYTES
+            store(address + 8 + 4 * lane.team, Uint32, (inverse,))
+            if cutlass.const_expr(lane.team == 0):
+                store(address, Float32, (tops[half], sums[half]))
+    number = cute.arch.lane_idx()
+    row = lane.warp * 16 + number % 16
+    address = sent + row * MAIL_ROW_BYTES + lane.team * (HALF * PANEL * 2) + number // 16 * 16
+    for block in cutlass.range_constexpr(0, HALF * PANEL // 8, 2):
+        four = tuple(words[2 * block + word] for word in range(4))
+        store_fragment(address + block * 16, four)
+    cute.arch.fence_proxy("async.shared", space="cta")
+
+
+@cute.jit
+def magnitude(o: cute.Tensor, half: cutlass.Constexpr) -> Float32:
+    """Return the largest magnitude of a row's columns of this team."""
+    largest = Float32(0.0)
+    for number in cutlass.range_constexpr(cute.size(o) // 4):
+        pair = 4 * number + 2 * half
+        largest = cute.arch.fmax(largest, cute.arch.fmax(abs(o[pair]), abs(o[pair + 1])))
+    for step in cutlass.range_constexpr(2):
+        largest = cute.arch.fmax(largest, cute.arch.shuffle_sync_bfly(largest, offset=1 << step))
+    return largest
 
 
 @cute.jit
@@ -108,6 +122,64 @@ def scale_of(largest: Float32) -> tuple[Float32, Uint32]:
     exponent = Int32(bits_of(largest) >> 23)
     own = cutlass.min(254 + SCALED_EXPONENT - 127 - exponent, MOST_EXPONENT)
     return float_of(Uint32(own << 23)), Uint32((254 - own) << 23)
+
+
+@cute.jit
+def send(plan: Plan90, scope: Scope) -> None:
+    """Send every owner its rows: thread r of the CTA to rank r."""
+    owner, _, _ = cute.arch.thread_idx()
+    if owner < plan.config.cluster and scope.work.count > 0:
+        nbytes = rows_of(plan, owner) * MAIL_ROW_BYTES
+        share = plan.owned_rows * MAIL_ROW_BYTES
+        if nbytes > 0:
+            cute.arch.inline_ptx(
+                "{ .reg .b32 to, box; mapa.shared::cluster.u32 to, {$r0}, {$r4}; "
+                "mapa.shared::cluster.u32 box, {$r3}, {$r4}; "
+                "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes "
+                "[to], [{$r1}], {$r2}, [box]; }",
+                read_only_args=[
+                    scope.buffers.mail + scope.work.rank * share,
+                    scope.buffers.sent + owner * share,
+                    nbytes,
+                    scope.buffers.mail_full,
+                    owner * plan.config.sharers + scope.work.sharer,
+                ],
+            )
+
+
+# ---- receiving
+
+
+@cute.jit
+def received(
+    plan: Plan90, scope: Scope, slot: Int32, vector: Int32, senders: Int32
+) -> tuple[cute.Tensor, Float32, Float32]:
+    """Return (eight elements of O, not normalised; maximum; sum) of an owned row, over all senders
+    in the order of ranks.
+    """
+    cluster, found, rows = plan.config.cluster, [], []
+    begin = scope.buffers.sent if cutlass.const_expr(cluster == 1) else scope.buffers.mail
+    for rank in cutlass.range_constexpr(cluster):
+        address = begin + (rank * plan.owned_rows + slot) * MAIL_ROW_BYTES
+        found.append(load_below(address + O_BYTES, rank, senders, NOTHING))
+    for rank in cutlass.range_constexpr(cluster):
+        address = begin + (rank * plan.owned_rows + slot) * MAIL_ROW_BYTES
+        rows.append(load_below(address + vector * 16, rank, senders, (0.0,) * 4))
+    top = found[0][0]
+    for rank in cutlass.range_constexpr(1, cluster):
+        top = cute.arch.fmax(top, found[rank][0])
+    base, total, is_left = finite(top), Float32(0.0), vector < LATENT // VECTOR // 2
+    acc = cute.make_rmem_tensor(VECTOR, Float32)
+    acc.fill(0.0)
+    for rank in cutlass.range_constexpr(cluster):
+        weight = cute.math.exp2(found[rank][0] - base, fastmath=True)
+        total += weight * found[rank][1]
+        factor = weight * (found[rank][2] if is_left else found[rank][3])
+        for word in cutlass.range_constexpr(4):
+            pair = unpack_halves(bits_of(rows[rank][word]))
+            acc[2 * word] += factor * pair[0]
+            acc[2 * word + 1] += factor * pair[1]
+    return acc, top, total
 
 
 @cute.jit
@@ -129,34 +201,3 @@ def unpack_halves(word: Uint32) -> tuple[Float32, Float32]:
         write_only_types=[Float32] * 2,
         read_only_args=[word],
     )
-
-
-@cute.jit
-def received(
-    plan: Plan90, scope: Scope, slot: Int32, vector: Int32, senders: Int32
-) -> tuple[cute.Tensor, Float32, Float32]:
-    """Return (eight elements of O, not normalised; maximum; sum) of an owned row, over all senders
-    in the order of ranks.
-    """
-    cluster, found, rows = plan.config.cluster, [], []
-    for rank in cutlass.range_constexpr(cluster):
-        address = statistics_at(plan, scope, Int32(rank), slot)
-        found.append(load_below(address, rank, senders, NOTHING))
-    for rank in cutlass.range_constexpr(cluster):
-        address = row_at(plan, scope, Int32(rank), slot) + vector * 16
-        rows.append(load_below(address, rank, senders, (0.0,) * 4))
-    top = found[0][0]
-    for rank in cutlass.range_constexpr(1, cluster):
-        top = cute.arch.fmax(top, found[rank][0])
-    base, total, is_left = finite(top), Float32(0.0), vector < LATENT // VECTOR // 2
-    acc = cute.make_rmem_tensor(VECTOR, Float32)
-    acc.fill(0.0)
-    for rank in cutlass.range_constexpr(cluster):
-        weight = cute.math.exp2(found[rank][0] - base, fastmath=True)
-        total += weight * found[rank][1]
-        factor = weight * (found[rank][2] if is_left else found[rank][3])
-        for word in cutlass.range_constexpr(4):
-            pair = unpack_halves(bits_of(rows[rank][word]))
-            acc[2 * word] += factor * pair[0]
-            acc[2 * word + 1] += factor * pair[1]
-    return acc, top, total

@@ -17,7 +17,7 @@ from cutlass.cute.nvgpu import warp, warpgroup
 
 from kernelkit.device.barriers import meet
 from kernelkit.device.online_softmax import finite
-from kernelkit.device.pipelines import consumer_state_at
+from kernelkit.device.pipelines import Ring, consumer_state_at
 from kernelkit.device.shared_words import load
 from kernelkit.device.warp_mma import pack
 from kernelkit.plan import hw
@@ -89,6 +89,8 @@ class Math:
             else:
                 self.take_tiles_right(scope, lane, tile, count)
         finish(self.plan, scope, lane, tile.o, tile.reference)
+        if cutlass.const_expr(self.plan.config.cluster > 1):
+            cute.arch.cluster_wait()
 
     @cute.jit
     def make_tile(self, scope: Scope, team: cutlass.Constexpr) -> Tile:
@@ -114,16 +116,18 @@ class Math:
             if number > 0:
                 self.add_other(scope, lane, tile, number - 1)
                 warpgroup.wait_group(0)
-                pipes.left.release(1)  # not behind the wait for the next tile: team 1 waits for it
+                # Not behind the wait for the next tile: team 1 waits for this piece.
+                release(self.plan, scope, pipes.left, 1)
             self.issue_own_scores(scope, lane, tile, number)
             warpgroup.wait_group(0)
             self.weigh(scope, lane, tile, number)
             issue_values(tile.o, tile.p, tile.values[0], False)
             warpgroup.wait_group(0)
-            pipes.left.release(0)
+            release(self.plan, scope, pipes.left, 0)
         if count % 2 == 0:
             self.add_other(scope, lane, tile, count - 1)
             warpgroup.wait_group(0)
+            release(self.plan, scope, pipes.left, 1)
 
     @cute.jit
     def take_tiles_right(self, scope: Scope, lane: Lane, tile: Tile, count: Int32) -> None:
@@ -136,10 +140,11 @@ class Math:
             self.weigh(scope, lane, tile, number)
             issue_values(tile.o, tile.p, tile.values[1], False)
             warpgroup.wait_group(0)
-            pipes.right.release(1)
+            release(self.plan, scope, pipes.right, 1)
         if count % 2 == 1:
             self.add_other(scope, lane, tile, count - 1)
             warpgroup.wait_group(0)
+            release(self.plan, scope, pipes.right, 0)
 
     @cute.jit
     def issue_own_scores(self, scope: Scope, lane: Lane, tile: Tile, number: Int32) -> None:
@@ -203,7 +208,7 @@ class Math:
             sums.append(exponentiate(scores, half, finite(tops[half])))
         if cutlass.const_expr(team == 1):
             warpgroup.wait_group(0)
-            scope.pipes.right.release(0)
+            release(self.plan, scope, scope.pipes.right, 0)
         words = cute.recast_tensor(tile.p, Uint32)
         for word in cutlass.range_constexpr(cute.size(words)):
             words[word] = pack(scores[2 * word], scores[2 * word + 1], "bf16")
@@ -291,6 +296,22 @@ class Math:
                 target = cute.make_tensor(start + place, cute.make_layout(PANEL))
                 cute.autovec_copy(zeros, target)
         cute.arch.fence_proxy("async.shared", space="cta")
+
+
+@cute.jit
+def release(plan: Plan90, scope: Scope, ring: Ring, buffer: cutlass.Constexpr) -> None:
+    """Release a piece of a buffer, in all CTAs of the cluster that get the same keys."""
+    if cutlass.const_expr(plan.config.sharers == 1):
+        ring.release(Int32(buffer))
+    else:
+        barrier = ring.empty.array.get_barrier(Int32(buffer)).toint()
+        for sharer in cutlass.range_constexpr(plan.config.sharers):
+            cute.arch.inline_ptx(
+                "{ .reg .pred one; .reg .b32 to; elect.sync _|one, 0xffffffff; "
+                "mapa.shared::cluster.u32 to, {$r0}, {$r1}; "
+                "@one mbarrier.arrive.release.cluster.shared::cluster.b64 _, [to]; }",
+                read_only_args=[barrier, scope.work.rank * plan.config.sharers + sharer],
+            )
 
 
 @cute.jit

@@ -36,7 +36,8 @@ PANEL_BYTES = KEYS * PANEL * 2
 BUFFER_BYTES = (PANELS + 1) * PANEL_BYTES
 MATH_REGISTERS, LOAD_REGISTERS = 216, 72
 STATISTICS = 4  # words of a row: maximum, sum, and the inverse scale of each half of O
-MAIL_ROWS = BUFFER_BYTES * BUFFERS // (2 * LATENT)  # rows of O in 16 bits, in the buffers of keys
+MAIL_ROW_BYTES = 2 * LATENT + 4 * STATISTICS  # of O in 16 bits; no two of 8 rows share a bank
+MAIL_ROWS = BUFFER_BYTES * BUFFERS // MAIL_ROW_BYTES - ROWS  # received, beside those to send
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,13 @@ class Plan90:
         return -(-self.tiles.rows // self.config.cluster)
 
     @cached_property
+    def ctas(self) -> int:
+        """CTAs of a cluster. Those of a row tile have ranks `sharers` apart."""
+        return self.config.cluster * self.config.sharers
+
+    @cached_property
     def reduces(self) -> bool:
-        """Whether several CTAs share the keys of an entry."""
+        """Whether several CTAs share the keys of a row tile."""
         return self.config.cluster > 1 or self.config.parts
 
     @cached_property
@@ -107,7 +113,7 @@ class Plan90:
     @cached_property
     def edges(self) -> EdgePlan:
         signal = Signal.TMA if self.by_tma else Signal.THREADS
-        ring: dict[str, Any] = {"release": Signal.WARPS}
+        ring: dict[str, Any] = {"release": Signal.WARPS, "multicast": self.config.sharers > 1}
         ring["tx_bytes"] = HALF * PANEL_BYTES if self.by_tma else 0
         left, right = ("load_left", "load_right") if self.by_tma else ("gather", "gather")
         return EdgePlan(
@@ -132,7 +138,6 @@ class Plan90:
 
     @cached_property
     def smem(self) -> SmemPlan:
-        words = 4 * STATISTICS * max(self.owned_rows * self.config.cluster, 1)
         return SmemPlan(
             (
                 SmemBuffer("barriers", self.edges.barrier_bytes, align=hw.MBARRIER_BYTES),
@@ -140,7 +145,6 @@ class Plan90:
                 SmemBuffer("mail_full", 16, align=16),
                 SmemBuffer("rows", 4 * ROWS * TEAMS * 2, align=16),
                 SmemBuffer("valid", 8 * BUFFERS, align=16),
-                SmemBuffer("statistics", words, align=16),
                 SmemBuffer("sQ", ROWS * self.columns * 2),
                 SmemBuffer("sK", BUFFER_BYTES, BUFFERS),
                 SmemBuffer("mail", BUFFER_BYTES, BUFFERS, over="sK"),
@@ -149,11 +153,16 @@ class Plan90:
 
     def check(self) -> None:
         """Raise ValueError or NotImplementedError for configs that the kernel does not support."""
-        cluster = self.config.cluster
-        if not 1 <= cluster <= MAX_CLUSTER or self.owned_rows * cluster > MAIL_ROWS:
+        cluster, sharers = self.config.cluster, self.config.sharers
+        if not 1 <= self.ctas <= MAX_CLUSTER or self.owned_rows * cluster > MAIL_ROWS:
             raise ValueError(
-                f"cluster {cluster} with {self.tiles.rows} rows: at most {MAX_CLUSTER}, and "
-                f"{self.owned_rows} x {cluster} rows at most {MAIL_ROWS}"
+                f"cluster {cluster} of {sharers} row tiles of {self.tiles.rows} rows: at most "
+                f"{MAX_CLUSTER} CTAs, and {self.owned_rows} x {cluster} rows at most {MAIL_ROWS}"
+            )
+        if sharers not in (1, 2) or self.tiles.count % sharers or not (self.by_tma or sharers == 1):
+            raise ValueError(
+                f"sharers {sharers} with {self.tiles.count} row tiles: 1, or 2 if there is an even "
+                "number of tiles and keys come by TMA"
             )
         self.roles.check()
         self.barriers.check()

@@ -1,7 +1,7 @@
 """Work of a CTA: which query rows, and which tiles of keys (device code).
 
-The grid is (CTAs of all clusters, row tiles, entries). The tiles of keys that a row tile sees are
-divided in order: contiguous shares, the remainder to the low ranks.
+The grid is (CTAs of all clusters, row tiles or pairs of them, entries). The tiles of keys that a
+row tile sees are divided in order: contiguous shares, the remainder to the low ranks.
 """
 
 import cutlass
@@ -19,14 +19,19 @@ from mla.attention.sm90.plan import KEYS, ROWS, Plan90
 def locate(plan: Plan90, given: KernelArguments) -> Work:
     """Return the work of this CTA."""
     config, tiles = plan.config, plan.tiles
-    cta, tile, entry = cute.arch.block_idx()
-    ctas, _, _ = cute.arch.grid_dim()
+    number, tile, entry = cute.arch.block_idx()
+    numbers, _, _ = cute.arch.grid_dim()
+    sharers = config.sharers
+    cta, ctas, sharer = number // sharers, numbers // sharers, number % sharers
+    tile = tile * sharers + sharer
     token = tile // tiles.head_tiles * tiles.tokens
     head = tile % tiles.head_tiles * tiles.heads
     keys, extra = keys_of(config.keys, given.keys, entry), Int32(0)
     seen = keys
     if cutlass.const_expr(config.causal and config.tokens > 1):
-        last = cutlass.min(token + tiles.tokens, config.tokens) - 1
+        # All row tiles of a cluster take the tiles that any of their rows sees.
+        ahead = (sharers - 1 - sharer + tile % tiles.head_tiles) // tiles.head_tiles + 1
+        last = cutlass.min(token + tiles.tokens * ahead, config.tokens) - 1
         seen = cutlass.max(keys - (config.tokens - 1 - last), 0)
     own_tiles = (seen + KEYS - 1) // KEYS
     all_tiles = own_tiles
@@ -48,6 +53,7 @@ def locate(plan: Plan90, given: KernelArguments) -> Work:
         active=cutlass.min(all_tiles, ctas),
         part=cta // config.cluster,
         rank=cta % config.cluster,
+        sharer=sharer,
     )
 
 
