@@ -123,7 +123,9 @@ def row_of(case: Case, key: KernelKey, made: Artifact | str) -> dict[str, Any]:
         path.write_bytes(cubin)
         figures = read(path)[0]
     found = VERSION.search(made.ptx)
-    about = {"ptx": found[1] if found else "", "cubin": hashlib.sha256(cubin).hexdigest()}
+    code = VERSION.sub("", made.ptx).encode()
+    digests = {"code": hashlib.sha256(code).hexdigest(), "cubin": hashlib.sha256(cubin).hexdigest()}
+    about = {"ptx": found[1] if found else "", **digests}
     return row | about | {name: figures[name] for name in FIGURES}
 
 
