@@ -31,13 +31,13 @@ from kernelkit.compile.artifact import Artifact
 from kernelkit.compile.keys import KernelKey
 from kernelkit.compile.names import kernel_name
 from lab.bench.toolchain_cases import CASES, Case
-from lab.bench.toolchain_tables import TIMED
+from lab.bench.toolchain_tables import ARCH, COMPILED, TIMED, cases_table, matrix_table
 from lab.measure.timing import heading, reason_of
 from lab.measure.turns import take_turns
 from lab.tools.common import environment, read_rows, refuse, save_rows
 from lab.tools.tables import markdown, show
 
-COMPILED = "compiled.json"
+MADE = "compiled.json"
 # Chips that no kernel of ours is offered for: what is written for sm_100a is compiled for them.
 UNOFFERED = {"sm_110a": "sm_100a", "sm_101a": "sm_100a"}
 VERSION = re.compile(r"^\.version\s+([\d.]+)", re.MULTILINE)
@@ -67,10 +67,10 @@ def _write(
 ) -> None:
     from kernelkit.compile.trace import toolchain
 
-    good = [(k, a) for k, a in made.items() if isinstance(a, Artifact) and k.arch == TIMED]
+    good = [(k, a) for k, a in made.items() if isinstance(a, Artifact) and k.arch == ARCH]
     aot.write(folder, good, toolchain())
     document = {"toolchain": toolchain(), "rows": rows}
-    (folder / COMPILED).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    (folder / MADE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def _keys(case: Case, arch: str, rows: list[dict[str, Any]]) -> list[KernelKey]:
@@ -84,7 +84,7 @@ def _keys(case: Case, arch: str, rows: list[dict[str, Any]]) -> list[KernelKey]:
 
 
 def _about(case: Case, arch: str) -> dict[str, Any]:
-    return {"kind": "static", "family": case.family, "case": case.name, "arch": arch}
+    return {"kind": COMPILED, "family": case.family, "case": case.name, "arch": arch}
 
 
 def compiled(key: KernelKey) -> Artifact | str:
@@ -124,9 +124,13 @@ def row_of(case: Case, key: KernelKey, made: Artifact | str) -> dict[str, Any]:
         figures = read(path)[0]
     found = VERSION.search(made.ptx)
     code = VERSION.sub("", made.ptx).encode()
-    digests = {"code": hashlib.sha256(code).hexdigest(), "cubin": hashlib.sha256(cubin).hexdigest()}
+    digests = {"code": _digest(code), "cubin": _digest(cubin)}
     about = {"ptx": found[1] if found else "", **digests}
     return row | about | {name: figures[name] for name in FIGURES}
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 # ---- a process for each toolchain
@@ -213,7 +217,7 @@ def compare(folders: Sequence[Path], rounds: int, turn: int) -> Iterator[dict[st
         turns = {name: lambda worker=worker: turn_of(worker) for name, worker in right.items()}
         taken = take_turns(turns, rounds)
         for name in workers:
-            row = {"kind": "time", "family": case.family, "case": case.name, "toolchain": name}
+            row = {"kind": TIMED, "family": case.family, "case": case.name, "toolchain": name}
             yield row | (figures(taken[name]) if name in right else said[name])
         for worker in workers.values():
             worker.ask("drop")
@@ -249,7 +253,7 @@ def static_rows(folders: Sequence[Path]) -> list[dict[str, Any]]:
     """Rows of what was compiled, of all folders."""
     found = []
     for folder in folders:
-        document = json.loads((folder / COMPILED).read_text(encoding="utf-8"))
+        document = json.loads((folder / MADE).read_text(encoding="utf-8"))
         name = toolchain_name(document["toolchain"])
         found += [{**row, "toolchain": name} for row in document["rows"]]
     return found
@@ -273,7 +277,7 @@ def perform(options: argparse.Namespace) -> int:
     head, rows = heading(rounds=options.rounds, turn=options.turn), static_rows(options.folders)
     if options.times:
         head, *timed = read_rows(options.times)
-        rows += [row for row in timed if row["kind"] == "time"]
+        rows += [row for row in timed if row["kind"] == TIMED]
     elif torch.cuda.is_available():
         for row in compare(options.folders, options.rounds, options.turn):
             print(json.dumps(row | {"samples_us": None}), flush=True)
@@ -283,18 +287,16 @@ def perform(options: argparse.Namespace) -> int:
     if options.json:
         save_rows(options.json, [head, *rows])
     print_tables(head, rows, as_markdown=options.markdown)
-    return int(any("failed" in row for row in rows if row["kind"] == "time"))
+    return int(any("failed" in row for row in rows if row["kind"] == TIMED))
 
 
 def print_tables(
     head: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], *, as_markdown: bool
 ) -> None:
     """The matrix of toolchains, then figures of each case."""
-    from lab.bench.toolchain_tables import cases_table, matrix_table
-
     for title, heads, lines in (matrix_table(rows), cases_table(rows)):
         if as_markdown:
-            print(f"{markdown(heads, lines)}\n")
+            print(f"{title}:\n\n{markdown(heads, lines)}\n")
         else:
             show(title, heads, lines)
     print(f"{head.get('gpu', {}).get('name', 'no GPU')}, {head['date']}")
