@@ -31,9 +31,9 @@ from kernelkit.compile.artifact import Artifact
 from kernelkit.compile.keys import KernelKey
 from kernelkit.compile.names import kernel_name
 from lab.bench.toolchain_cases import CASES, Case
-from lab.bench.toolchain_tables import ARCH, COMPILED, TIMED, cases_table, matrix_table
 from lab.measure.timing import heading, reason_of
 from lab.measure.turns import take_turns
+from lab.report.toolchains import ARCH, COMPILED, TIMED, cases_table, matrix_table
 from lab.tools.common import environment, read_rows, refuse, save_rows
 from lab.tools.tables import markdown, show
 
