@@ -474,6 +474,19 @@ The kernel's host function is replaced by one that does nothing. What remains is
 public function to the launch, also for operators whose kernels need another GPU.""",
         "--json results/eager_h200.json",
     ),
+    "toolchains": Command(
+        "lab.bench.toolchains",
+        bench.add_toolchains,
+        """The same kernels, compiled by several versions of CuTe DSL and its libraries.
+
+In each environment `--make FOLDER` compiles one or two calls of every family. A folder holds the
+kernels, as of `python -m kernelkit aot`, and what became of each: failures, PTX version, registers,
+instructions. Given several folders, a GPU runs them in a process for each, without a DSL. Results
+are compared with the reference first. Then processes take turns, in a new random order per round; a
+time is the median over turns of medians of CUDA graph replays, which alternate between sets of
+buffers. With --times the static figures of one machine and the times of another make one file.""",
+        "out/cu12 out/cu13 --json results/toolchains_h200.json",
+    ),
     "first-call": Command(
         "lab.bench.first_call",
         bench.add_first_call,

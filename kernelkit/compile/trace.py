@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache
@@ -24,7 +24,8 @@ from kernelkit.compile.artifact import FORMAT, Artifact
 from kernelkit.compile.signature import Signature, described, signature_of
 from kernelkit.compile.sources import ROOT
 
-_DSL = tuple("nvidia-cutlass-dsl" + end for end in ("", "-libs-base", "-libs-cu12", "-libs-cu13"))
+_DSL = tuple("nvidia-cutlass-dsl" + end for end in ("", "-libs-base"))
+_LIBRARIES = {12: "nvidia-cutlass-dsl-libs-cu12", 13: "nvidia-cutlass-dsl-libs-cu13"}
 # Code for every x86-64 processor: an artefact may be run on another machine.
 _HOST = {"host_triple": "x86_64-unknown-linux-gnu", "host_cpu": "x86-64"}
 _INTERFACE = "_mlir_ciface_"
@@ -34,14 +35,48 @@ PTXAS_VARIABLE = "BLACKWELL_KERNELS_PTXAS"  # options of ptxas, for kernels that
 
 @cache
 def toolchain() -> dict[str, str]:
-    """Versions of what compiles, by name of the package."""
+    """Versions of what compiles, by name of the package. Of the DSL's libraries, which hold ptxas,
+    only those that it loads here: `libraries_for`."""
+    libraries = _versions(_LIBRARIES.values())
+    loaded = libraries_for(
+        _driver(), [major for major, of in _LIBRARIES.items() if of in libraries]
+    )
+    return _versions(_DSL) | {_LIBRARIES[n]: libraries[_LIBRARIES[n]] for n in loaded}
+
+
+def _versions(packages: Iterable[str]) -> dict[str, str]:
+    """Versions of those packages that are installed."""
     found = {}
-    for name in _DSL:
+    for name in packages:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
             continue
     return found
+
+
+def libraries_for(driver: int | None, installed: Sequence[int]) -> list[int]:
+    """Return the major version of CUDA whose libraries the DSL loads, as a list; [] for none.
+
+    It loads the newest ones that the driver supports, or the newest ones of all without a driver,
+    so an update of the driver can change the machine code of every kernel. Source: `_mlir_libs` of
+    CuTe DSL 4.8.1.
+
+    driver: major version of CUDA that the driver supports; None without one
+    installed: major versions whose libraries are installed
+    """
+    fitting = [major for major in installed if driver is None or major <= driver]
+    return sorted(fitting)[-1:]
+
+
+def _driver() -> int | None:
+    """Major version of CUDA that the driver of this machine supports; None without one."""
+    number = ctypes.c_int(0)
+    try:
+        code = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError):
+        return None
+    return None if code else number.value // 1000
 
 
 def settings() -> dict[str, str]:

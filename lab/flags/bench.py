@@ -164,3 +164,22 @@ def add_first_call(parser: argparse.ArgumentParser) -> None:
 def add_eager(parser: argparse.ArgumentParser) -> None:
     """Flags of `bench.py eager`."""
     groups.add_json(parser, "the figures with their setting")
+
+
+def add_toolchains(parser: argparse.ArgumentParser) -> None:
+    """Flags of `bench.py toolchains`."""
+    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="made by --make")
+    group = parser.add_argument_group("kernels")
+    words = "compile every case with the DSL of this environment into this folder"
+    groups.add_file(group, "make", words)
+    archs = (*groups.ALL_ARCHS, "sm_101a", "sm_110a")
+    some = {"nargs": "+", "choices": archs, "metavar": "ARCH", "shown": "sm_90a"}
+    add(group, "arch", "with --make: architectures", ("sm_90a",), **some)
+    group = parser.add_argument_group("times, if there is a GPU")
+    add(group, "rounds", "turns of each toolchain and case", 9, type=groups.positive_count)
+    add(group, "turn", "samples of a turn", 8, type=groups.positive_count)
+    groups.add_file(group, "times", "take the times from this file of an earlier run, not anew")
+    group = parser.add_argument_group("output")
+    groups.add_file(group, "show", "print the tables of an earlier run's file; measure nothing")
+    switch(group, "markdown", "the tables in Markdown")
+    groups.add_json(group)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lab.report.documents import Document, Row
+from lab.report.toolchains import cases_table, matrix_table
 from lab.tools.tables import Column, Table, table
 
 MOST = 24  # columns of a table that is not spelt out below
@@ -212,5 +213,9 @@ SPECIAL: dict[str, Callable[[Document], list[Table]]] = {
     "gpt_oss_h200.json": _gpt_oss,
     "vllm_h200.json": _vllm,
     "conformance_h100.json": _conformance,
+    "toolchains_h200.json": lambda document: [
+        matrix_table(document.rows),
+        cases_table(document.rows),
+    ],
     "ncu_h200.csv": _ncu,
 }

@@ -66,6 +66,8 @@ COMMANDS = {
     "published_moe_rivals.csv": OTHERS,
     "q8_0_h200.json": f"{BENCH} q8_0 --json FILE",
     "test_coverage.json": "make tiers",
+    "toolchains_h200.json": f"{BENCH} toolchains --make FOLDER in each environment; {BENCH} "
+    "toolchains FOLDERS --json FILE",
     "tuner_h200.json": "python -m kernelkit tune OPERATOR --random N --seed S --exhaustive --dry "
     "--json",
     "units_h100.json": f"{BENCH} units --json FILE",

@@ -270,6 +270,13 @@ SECTIONS = (
         ),
     ),
     Section(
+        "toolchains",
+        "The same kernels from several compilers",
+        "Versions of CuTe DSL and its libraries: what compiles, registers and instructions, and "
+        "times on a GPU.",
+        ("toolchains_h200.json",),
+    ),
+    Section(
         "static",
         "Output of ptxas for the kernels, and errors of layers",
         "Registers, spills and instructions; nothing here is a time on a GPU.",

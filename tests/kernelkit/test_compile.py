@@ -64,3 +64,35 @@ def test_the_same_code_of_other_arguments_is_another_kernel():
     module = SimpleNamespace(operation=SimpleNamespace(get_asm=lambda **_: "code"))
     keys = [trace._key_of(module, "sm_90a", given) for given in ((None,), ((None, None),), (None,))]
     assert keys[0] == keys[2] != keys[1]
+
+
+@pytest.mark.parametrize(
+    ("driver", "installed", "loaded"),
+    [
+        (13, (12, 13), [13]),
+        (12, (12, 13), [12]),
+        (None, (12, 13), [13]),
+        (13, (12,), [12]),
+        (12, (13,), []),
+        (None, (), []),
+    ],
+)
+def test_the_driver_decides_which_libraries_compile(driver, installed, loaded):
+    assert trace.libraries_for(driver, installed) == loaded
+
+
+@pytest.mark.parametrize("driver", [12, 13])
+def test_an_update_of_the_driver_changes_the_toolchain(driver, monkeypatch):
+    """Both sets of libraries are installed, so without this a kernel of the other ptxas would be
+    found in the cache."""
+    monkeypatch.setattr(trace, "version", lambda name: "4.8.1")
+    monkeypatch.setattr(trace, "_driver", lambda: driver)
+    found = trace.toolchain.__wrapped__()
+    assert [name[-4:] for name in found if "libs-cu" in name] == [f"cu{driver}"]
+
+
+def test_the_toolchain_names_the_libraries_that_are_loaded():
+    from cutlass._mlir._mlir_libs import _cutlass_ir
+
+    (libraries,) = (name[-4:] for name in trace.toolchain() if "libs-cu" in name)
+    assert f"_cutlass_ir.{libraries}." in _cutlass_ir.__file__
