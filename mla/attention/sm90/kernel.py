@@ -21,6 +21,7 @@ from mla.attention.config import LatentConfig
 from mla.attention.kernel_arguments import KernelArguments
 from mla.attention.signature import example_arguments
 from mla.attention.sm90.args import Buffers, Pipes, Scope
+from mla.attention.sm90.gather import Gather
 from mla.attention.sm90.load import LoadHalf, k_box, load_q, q_box
 from mla.attention.sm90.mailbox import open_mailbox, senders_of
 from mla.attention.sm90.math import Math
@@ -37,7 +38,10 @@ class LatentSm90:
         self.plan = Plan90(config)
         self.plan.check()
         self.math = Math(self.plan)
-        self.halves = (LoadHalf(self.plan, False), LoadHalf(self.plan, True))
+        if self.plan.by_tma:
+            self.halves = (LoadHalf(self.plan, False), LoadHalf(self.plan, True))
+        else:
+            self.gather = Gather(self.plan)
 
     @cute.jit
     def __call__(self, given: KernelArguments, stream: CUstream) -> None:
@@ -91,8 +95,16 @@ class LatentSm90:
                 cute.arch.cluster_wait()
             self.math.run(scope)
         else:
-            set_registers(plan.roles, plan.roles["load_q"])
-            self.load(scope, warp)
+            if cutlass.const_expr(plan.by_tma):
+                set_registers(plan.roles, plan.roles["load_q"])
+                self.load(scope, warp)
+            else:
+                set_registers(plan.roles, plan.roles["gather"])
+                if cutlass.const_expr(plan.ctas > 1):
+                    cute.arch.cluster_wait()
+                if warp == plan.roles["gather"].first_warp and senders_of(plan, scope) > 0:
+                    load_q(plan, scope)
+                self.gather.run(scope)
             if cutlass.const_expr(self.config.cluster > 1):
                 for _ in cutlass.range_constexpr(2):  # as those that compute, see `finish.py`
                     cute.arch.cluster_arrive_relaxed()

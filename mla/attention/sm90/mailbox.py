@@ -21,6 +21,7 @@ from kernelkit.device.online_softmax import finite
 from kernelkit.device.shared_words import load_below, store
 from kernelkit.device.warp_mma import store_fragment
 from kernelkit.device.words import bits_of, float_of
+from kernelkit.plan import hw
 from mla.attention.formats import LATENT
 from mla.attention.sm90.args import Lane, Scope
 from mla.attention.sm90.plan import HALF, MAIL_ROW_BYTES, PANEL, Plan90
@@ -126,8 +127,10 @@ def scale_of(largest: Float32) -> tuple[Float32, Uint32]:
 
 @cute.jit
 def send(plan: Plan90, scope: Scope) -> None:
-    """Send every owner its rows: thread r of the CTA to rank r."""
-    owner, _, _ = cute.arch.thread_idx()
+    """Send every owner its rows. A warp issues its copies one by one, so that warps share them."""
+    thread, _, _ = cute.arch.thread_idx()
+    warps = plan.roles["math"].warps
+    owner = thread // hw.WARP_THREADS + thread % hw.WARP_THREADS * warps
     if owner < plan.config.cluster and scope.work.count > 0:
         nbytes = rows_of(plan, owner) * MAIL_ROW_BYTES
         share = plan.owned_rows * MAIL_ROW_BYTES

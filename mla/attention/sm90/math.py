@@ -158,6 +158,8 @@ class Math:
             right = (turn == 1) if cutlass.const_expr(team == 0) else (turn == 0)
             ring = pipes.right if cutlass.const_expr(right) else pipes.left
             ring.wait(state)
+            if cutlass.const_expr(plan.copies):
+                cute.arch.fence_proxy("async.shared", space="cta")
             panels = plan.piece_panels(team, right)
             issue_scores(tile.scores, tile.q, tile.k, panels, turn > 0)
 
@@ -309,7 +311,7 @@ def release(plan: Plan90, scope: Scope, ring: Ring, buffer: cutlass.Constexpr) -
             cute.arch.inline_ptx(
                 "{ .reg .pred one; .reg .b32 to; elect.sync _|one, 0xffffffff; "
                 "mapa.shared::cluster.u32 to, {$r0}, {$r1}; "
-                "@one mbarrier.arrive.release.cluster.shared::cluster.b64 _, [to]; }",
+                "@one mbarrier.arrive.shared::cluster.b64 _, [to]; }",
                 read_only_args=[barrier, scope.work.rank * plan.config.sharers + sharer],
             )
 

@@ -34,7 +34,7 @@ PANELS = LATENT // PANEL  # of V
 HALF = PANELS // 2
 PANEL_BYTES = KEYS * PANEL * 2
 BUFFER_BYTES = (PANELS + 1) * PANEL_BYTES
-MATH_REGISTERS, LOAD_REGISTERS = 216, 72
+REGISTERS = {True: (216, 72), False: (200, 104)}  # of a thread: computing, loading, by `by_tma`
 STATISTICS = 4  # words of a row: maximum, sum, and the inverse scale of each half of O
 MAIL_ROW_BYTES = 2 * LATENT + 4 * STATISTICS  # of O in 16 bits; no two of 8 rows share a bank
 MAIL_ROWS = BUFFER_BYTES * BUFFERS // MAIL_ROW_BYTES - ROWS  # received, beside those to send
@@ -68,6 +68,13 @@ class Plan90:
         return plain and fits and not keys.listed and self.config.extra is None
 
     @cached_property
+    def copies(self) -> bool:
+        """Whether cp.async brings entries in bf16, so that consumers order the proxies."""
+        return not self.by_tma and any(
+            keys.form.plain and not keys.form.code for keys in self.config.sources
+        )
+
+    @cached_property
     def box_rows(self) -> int:
         """Keys of a TMA box."""
         return min(self.config.keys.rows, KEYS)
@@ -97,16 +104,17 @@ class Plan90:
     @cached_property
     def roles(self) -> RolePlan:
         duty = "S = Q K^T, softmax, O += P V"
-        math = Role("math", 0, 8, duty, MATH_REGISTERS, TEAMS)
+        computes, loads = REGISTERS[self.by_tma]
+        math = Role("math", 0, 8, duty, computes, TEAMS)
         others: tuple[Role, ...] = (
-            Role("gather", 8, 4, "fetch and convert tiles of K and V", LOAD_REGISTERS),
+            Role("gather", 8, 4, "fetch and convert tiles of K and V", loads),
         )
         if self.by_tma:
             others = (
-                Role("load_left", 8, 1, "load left halves of tiles", LOAD_REGISTERS),
-                Role("load_right", 9, 1, "load right halves of tiles", LOAD_REGISTERS),
-                Role("load_q", 10, 1, "load Q", LOAD_REGISTERS),
-                Role("idle", 11, 1, "give registers to the warps that compute", LOAD_REGISTERS),
+                Role("load_left", 8, 1, "load left halves of tiles", loads),
+                Role("load_right", 9, 1, "load right halves of tiles", loads),
+                Role("load_q", 10, 1, "load Q", loads),
+                Role("idle", 11, 1, "give registers to the warps that compute", loads),
             )
         return RolePlan((math, *others))
 

@@ -1,0 +1,86 @@
+"""Codes of 8 and 4 bits to bf16, scaled, in registers (device code).
+
+A number is code * scale, computed in fp32 and rounded to bf16 once. NaN codes stay NaN.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Uint32
+
+from kernelkit.device.words import float_of
+
+E2M1_HIGH = 0x3F3F3F00, 0x40404040  # high bytes of 0, 0.5, 1, 1.5, 2, 3, 4, 6 in bf16
+E2M1_LOW = 0xC0800000, 0xC0804000  # their low bytes
+MAGNITUDES, SIGNS = 0x7777, 0x8888
+
+
+@cute.jit
+def from_ue8m0(code: Uint32) -> Float32:
+    """2^(code - 127); NaN for 255."""
+    odd = Uint32(0x400000) if code == 0 or code == 255 else Uint32(0)
+    return float_of((code << 23) | odd)
+
+
+@cute.jit
+def from_e4m3(code: Uint32) -> Float32:
+    """One e4m3 in the lowest byte as fp32."""
+    return cute.arch.inline_ptx(
+        "{ .reg .b16 low, high, first, second; .reg .b32 pair; mov.b32 {low, high}, {$r0}; "
+        "cvt.rn.f16x2.e4m3x2 pair, low; mov.b32 {first, second}, pair; cvt.f32.f16 {$w0}, first; }",
+        write_only_types=[Float32],
+        read_only_args=[code],
+    )
+
+
+@cute.jit
+def scaled_e4m3(word: Uint32, scale: Float32) -> tuple[Uint32, Uint32]:
+    """Four e4m3 of a word times a scale, as two words of bf16."""
+    return cute.arch.inline_ptx(
+        "{ .reg .b16 low, high, h<4>; .reg .b32 a, b; .reg .f32 f<4>; "
+        "mov.b32 {low, high}, {$r0}; "
+        "cvt.rn.f16x2.e4m3x2 a, low; cvt.rn.f16x2.e4m3x2 b, high; "
+        "mov.b32 {h0, h1}, a; mov.b32 {h2, h3}, b; "
+        + "".join(f"cvt.f32.f16 f{k}, h{k}; mul.rn.f32 f{k}, f{k}, {{$r1}}; " for k in range(4))
+        + "cvt.rn.bf16x2.f32 {$w0}, f1, f0; cvt.rn.bf16x2.f32 {$w1}, f3, f2; }",
+        write_only_types=[Uint32] * 2,
+        read_only_args=[word, scale],
+    )
+
+
+@cute.jit
+def scaled_e2m1(word: Uint32, first: Float32, second: Float32) -> tuple[Uint32, ...]:
+    """Eight e2m1 of a word, the lowest nibble first, times a scale, as four words of bf16.
+
+    Both scales are exact in bf16, and so are the products: two bits by four. first: of the lower
+    four, second: of the upper four.
+    """
+    words = []
+    for part in cutlass.range_constexpr(2):
+        scale = first if part == 0 else second
+        words += four_e2m1((word >> (16 * part)) & 0xFFFF, scale)
+    return tuple(words)
+
+
+@cute.jit
+def four_e2m1(codes: Uint32, scale: Float32) -> tuple[Uint32, Uint32]:
+    """Four e2m1 in the lowest 16 bits times a scale, as two words of bf16."""
+    return cute.arch.inline_ptx(
+        "{ .reg .b32 which, high, low, signs, a, b, t, u, factor, zero; .reg .b16 s; "
+        "mov.b32 zero, 0x80008000; "
+        f"and.b32 which, {{$r0}}, {MAGNITUDES}; and.b32 signs, {{$r0}}, {SIGNS}; "
+        f"prmt.b32 high, {E2M1_HIGH[0]}, {E2M1_HIGH[1]}, which; "
+        f"prmt.b32 low, {E2M1_LOW[0]}, {E2M1_LOW[1]}, which; "
+        "prmt.b32 a, low, high, 0x5140; prmt.b32 b, low, high, 0x7362; "
+        # Signs stand at bits 3, 7, 11 and 15, and go to bits 15 and 31 of each word.
+        "shl.b32 t, signs, 12; and.b32 t, t, 0x8000; "
+        "shl.b32 u, signs, 24; and.b32 u, u, 0x80000000; or.b32 a, a, t; or.b32 a, a, u; "
+        "shl.b32 t, signs, 4; and.b32 t, t, 0x8000; "
+        "shl.b32 u, signs, 16; and.b32 u, u, 0x80000000; or.b32 b, b, t; or.b32 b, b, u; "
+        "cvt.rn.bf16.f32 s, {$r1}; mov.b32 factor, {s, s}; "
+        "fma.rn.bf16x2 {$w0}, a, factor, zero; fma.rn.bf16x2 {$w1}, b, factor, zero; }",
+        write_only_types=[Uint32] * 2,
+        read_only_args=[codes, scale],
+    )
+
+
+__all__ = ["Int32", "from_e4m3", "from_ue8m0", "scaled_e2m1", "scaled_e4m3"]
