@@ -80,6 +80,23 @@ class Lane:
 
 
 @dataclass(frozen=True)
+class Entries:
+    """Entries of the cache that a gathering lane has of a tile: tensors in registers."""
+
+    data: cute.Tensor  # Int64, addresses
+    scales: cute.Tensor  # Int64, addresses
+    valid: cute.Tensor  # Int32, whether it is an entry
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a gathering lane holds of half a tile: tensors in registers."""
+
+    codes: cute.Tensor  # Uint32 (word of a chunk, line of an entry, entry)
+    scales: cute.Tensor  # Uint32 (word, entry)
+
+
+@dataclass(frozen=True)
 class Reference:
     """Reference of the weights of a thread's two rows: fp32 tensors (2,) in registers."""
 

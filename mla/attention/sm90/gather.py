@@ -1,27 +1,28 @@
 """Gather role: four warps fetch the entries of a tile, convert them to bf16, and store them as TMA
 would (device code).
 
-A warp has 16 entries of a tile: lane l has entries l % 8 and l % 8 + 8 of them, and of each every
-fourth chunk of 16 bytes, from chunk l / 8 on. So eight lanes that store at a time have eight rows,
-whose swizzled units are in different banks, and four lanes read 64 bytes side by side.
+A warp has 16 entries of a tile. Eight lanes share an entry: they read 128 bytes of it side by side,
+16 each, and a warp reads four entries at a time. Two panels in e4m3, or four in e2m1, come with one
+such line. Lanes of different panels store their units in different orders, so that eight lanes
+never meet in a bank.
 
-All bytes of a tile are in flight before the first is converted, and before the buffer is free.
-Entries in bf16 go to shared memory by cp.async instead; the consumers then order the proxies.
+Codes are in flight for half a tile while the other half is converted: those of a right half from
+before its left half is converted, those of the next left half from before that. Columns in bf16 go
+to shared memory by cp.async.
 """
-
-from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, Uint32
+from cutlass import Float32, Int32, Int64, Uint32
 
-from kernelkit.device.pipelines import producer_state_at
+from kernelkit.device.pipelines import Ring, producer_state_at
 from kernelkit.device.shared_words import store
 from kernelkit.device.warp_mma import copy_chunk
 from kernelkit.device.words import float_of, four_words_if
 from mla.attention.config import Keys
+from mla.attention.formats import LATENT
 from mla.attention.kernel_arguments import Source
-from mla.attention.sm90.args import Scope
+from mla.attention.sm90.args import Entries, Held, Scope
 from mla.attention.sm90.dequantise import from_e4m3, from_ue8m0, scaled_e2m1, scaled_e4m3
 from mla.attention.sm90.plan import (
     BUFFER_BYTES,
@@ -35,30 +36,12 @@ from mla.attention.sm90.plan import (
 )
 
 CHUNK = 16  # bytes that a lane moves at a time
-LANES = 4  # that share an entry
-ENTRIES = 2  # of a lane
+LANES = 8  # that share an entry
+LINE = LANES * CHUNK
+AT_ONCE = 4  # entries that a warp reads at a time
 WARP_KEYS = 16
-
-
-@dataclass(frozen=True)
-class Entry:
-    """An entry of the cache: its addresses, and whether it is one."""
-
-    data: Int64
-    scales: Int64
-    valid: Boolean
-
-
-@dataclass(frozen=True)
-class Held:
-    """Bytes of an entry that a lane holds.
-
-    codes: quantised chunks, four words each; wide: chunks in bf16; scales: words.
-    """
-
-    codes: tuple[tuple[Uint32, ...], ...]
-    wide: tuple[tuple[Uint32, ...], ...]
-    scales: tuple[Uint32, ...]
+TURNS = WARP_KEYS // AT_ONCE  # entries of a lane
+LINE_BYTES = PANEL * 2  # of a panel
 
 
 class Gather:
@@ -71,93 +54,132 @@ class Gather:
     @cute.jit
     def run(self, scope: Scope) -> None:
         """Whole life of the warps."""
-        work, config = scope.work, self.plan.config
-        for number in cutlass.range(work.count, unroll=1):
-            tile = work.begin + number
-            if cutlass.const_expr(config.extra is None):
-                self.fill(scope, 0, number, tile * KEYS)
-            elif tile < work.own_tiles:
-                self.fill(scope, 0, number, tile * KEYS)
-            else:
-                self.fill(scope, 1, number, (tile - work.own_tiles) * KEYS)
+        work = scope.work
+        middle = cutlass.min(cutlass.max(work.own_tiles - work.begin, 0), work.count)
+        self.stream(scope, 0, Int32(0), middle)
+        if cutlass.const_expr(self.plan.config.extra is not None):
+            self.stream(scope, 1, middle, work.count)
 
     @cute.jit
-    def fill(self, scope: Scope, which: cutlass.Constexpr, number: Int32, first: Int32) -> None:
-        """Fill the buffer of tile `number` of this CTA. first: its first key in its source."""
-        keys = self.plan.config.sources[which]
-        source = scope.given.keys if cutlass.const_expr(which == 0) else scope.given.extra
-        count = scope.work.keys if cutlass.const_expr(which == 0) else scope.work.extra
+    def stream(self, scope: Scope, which: cutlass.Constexpr, begin: Int32, end: Int32) -> None:
+        """Fill the buffers of this CTA's tiles [begin, end), whose keys are of one source."""
+        form = self.plan.config.sources[which].form
+        if cutlass.const_expr(form.plain and not form.code):
+            for number in cutlass.range(begin, end, unroll=1):
+                self.copy(scope, which, number)
+        elif begin < end:
+            left, right, last = make_held(form), make_held(form), make_last()
+            entries, later = make_entries(), make_entries()
+            self.find(scope, which, begin, end, entries)
+            fetch(form, entries, left, False)
+            for number in cutlass.range(begin, end, unroll=1):
+                fetch(form, entries, right, True)
+                fetch_last(form, entries, last)
+                self.find(scope, which, number + 1, end, later)
+                self.convert(scope, which, number, entries, (left, last), False)
+                wide = keep(entries)
+                take_over(entries, later)
+                fetch(form, entries, left, False)
+                self.convert(scope, which, number, wide, (right, last), True)
+
+    @cute.jit
+    def find(
+        self,
+        scope: Scope,
+        which: cutlass.Constexpr,
+        number: Int32,
+        end: Int32,
+        entries: Entries,
+    ) -> None:
+        """Find the entries of this lane in tile `number`; none from tile `end` on."""
+        keys, source = self.plan.config.sources[which], source_of(scope, which)
         lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx() - self.role.first_warp
-        entries = []
-        for each in cutlass.range_constexpr(ENTRIES):
-            key = first + warp * WARP_KEYS + each * 8 + lane % 8
-            entries.append(find(keys, source, scope.work.entry, key, count))
-        if cutlass.const_expr(keys.form.plain and not keys.form.code):
-            self.copy(scope, entries, number)
-        else:
-            held = [hold(keys.form, entry, lane // 8) for entry in entries]
-            self.convert(scope, keys, held, entries, number)
+        count = scope.work.keys if cutlass.const_expr(which == 0) else scope.work.extra
+        tile = scope.work.begin + number
+        if cutlass.const_expr(which == 1):
+            tile = tile - scope.work.own_tiles
+        count = count if number < end else Int32(0)
+        for turn in cutlass.range_constexpr(TURNS):
+            key = tile * KEYS + warp * WARP_KEYS + turn * AT_ONCE + lane // LANES
+            find(keys, source, (scope.work.entry, key, count), entries, turn)
 
     @cute.jit
     def convert(
-        self, scope: Scope, keys: cutlass.Constexpr, held: list, entries: list, number: Int32
+        self,
+        scope: Scope,
+        which: cutlass.Constexpr,
+        number: Int32,
+        entries: Entries,
+        held: tuple[Held, Held],
+        right: cutlass.Constexpr,
     ) -> None:
-        """Convert what the lane holds, half by half, once the buffer's halves are free."""
-        form, buffer = keys.form, number % BUFFERS
-        state, pipes = producer_state_at(BUFFERS, number), scope.pipes
-        place = Place.of(scope, buffer)
-        pipes.left.wait_free(state)
-        self.mark(scope, entries, buffer)
-        for each in cutlass.range_constexpr(ENTRIES):
-            store_panels(scope, form, held[each], place, each, range(HALF))
-        if cutlass.const_expr(self.plan.panels > PANELS):
-            if buffer == 1:
-                for each in cutlass.range_constexpr(ENTRIES):
-                    store_panels(scope, form, held[each], place, each, range(PANELS, PANELS + 1))
+        """Convert what the lane holds of one half, once its buffer is free.
+
+        held: the half, and the ninth panel if it is in e4m3.
+        """
+        form, buffer = self.plan.config.sources[which].form, number % BUFFERS
+        ring = scope.pipes.right if cutlass.const_expr(right) else scope.pipes.left
+        ring.wait_free(producer_state_at(BUFFERS, number))
+        line = line_of(scope, buffer)
+        if cutlass.const_expr(not right):
+            self.mark(scope, entries, buffer)
+        self.copy_wide(form, entries, line, buffer, right)
+        for turn in cutlass.range_constexpr(TURNS):
+            store_half(scope, form, held[0], line, turn, right)
+        if cutlass.const_expr(form.coded > LATENT):
+            if buffer == (0 if right else 1):
+                store_last(scope, form, held[1], line)
+        if cutlass.const_expr(form.wide > 0):
+            cute.arch.cp_async_wait_group(0)
         cute.arch.fence_proxy("async.shared", space="cta")
-        pipes.left.signal(buffer)
-        pipes.right.wait_free(state)
-        for each in cutlass.range_constexpr(ENTRIES):
-            store_panels(scope, form, held[each], place, each, range(HALF, PANELS))
-        if cutlass.const_expr(self.plan.panels > PANELS):
-            if buffer == 0:
-                for each in cutlass.range_constexpr(ENTRIES):
-                    store_panels(scope, form, held[each], place, each, range(PANELS, PANELS + 1))
-        cute.arch.fence_proxy("async.shared", space="cta")
-        pipes.right.signal(buffer)
+        ring.signal(buffer)
 
     @cute.jit
-    def copy(self, scope: Scope, entries: list, number: Int32) -> None:
+    def copy_wide(
+        self,
+        form: cutlass.Constexpr,
+        entries: Entries,
+        line: Int32,
+        buffer: Int32,
+        right: cutlass.Constexpr,
+    ) -> None:
+        """Start the copies of the columns in bf16, if they belong to this half."""
+        if cutlass.const_expr(form.wide > 0):
+            panel = form.coded // PANEL
+            if cutlass.const_expr(panel < PANELS):
+                if cutlass.const_expr(right):
+                    copy_panel(entries, line, panel, form.wide_at)
+            elif buffer == (0 if right else 1):
+                copy_panel(entries, line, panel, form.wide_at)
+            cute.arch.cp_async_commit_group()
+
+    @cute.jit
+    def copy(self, scope: Scope, which: cutlass.Constexpr, number: Int32) -> None:
         """Copy entries in bf16 to shared memory; the barriers complete when the copies have."""
-        buffer = number % BUFFERS
-        state, pipes = producer_state_at(BUFFERS, number), scope.pipes
-        place = Place.of(scope, buffer)
-        pipes.left.wait_free(state)
-        self.mark(scope, entries, buffer)
-        for each in cutlass.range_constexpr(ENTRIES):
-            copy_panels(entries[each], place, each, range(HALF))
-        if cutlass.const_expr(self.plan.panels > PANELS):
-            if buffer == 1:
-                for each in cutlass.range_constexpr(ENTRIES):
-                    copy_panels(entries[each], place, each, range(PANELS, PANELS + 1))
-        arrive_after_copies(pipes.left.barrier(buffer))
-        pipes.right.wait_free(state)
-        for each in cutlass.range_constexpr(ENTRIES):
-            copy_panels(entries[each], place, each, range(HALF, PANELS))
-        if cutlass.const_expr(self.plan.panels > PANELS):
-            if buffer == 0:
-                for each in cutlass.range_constexpr(ENTRIES):
-                    copy_panels(entries[each], place, each, range(PANELS, PANELS + 1))
-        arrive_after_copies(pipes.right.barrier(buffer))
+        buffer, pipes, entries = number % BUFFERS, scope.pipes, make_entries()
+        self.find(scope, which, number, number + 1, entries)
+        line = line_of(scope, buffer)
+        for right in cutlass.range_constexpr(2):
+            ring = pipes.right if cutlass.const_expr(right) else pipes.left
+            ring.wait_free(producer_state_at(BUFFERS, number))
+            if cutlass.const_expr(not right):
+                self.mark(scope, entries, buffer)
+            for panel in cutlass.range_constexpr(right * HALF, (right + 1) * HALF):
+                copy_panel(entries, line, panel, panel * LINE_BYTES)
+            if cutlass.const_expr(self.plan.panels > PANELS):
+                if buffer == 1 - right:
+                    copy_panel(entries, line, PANELS, PANELS * LINE_BYTES)
+            arrive_after_copies(ring, buffer)
 
     @cute.jit
-    def mark(self, scope: Scope, entries: list, buffer: Int32) -> None:
-        """Store which keys of the tile are entries, a bit each."""
-        bits = Int32(0)
-        for each in cutlass.range_constexpr(ENTRIES):
-            found = cute.arch.vote_ballot_sync(entries[each].valid) & 0xFF
-            bits = bits | (found << (8 * each))
+    def mark(self, scope: Scope, entries: Entries, buffer: Int32) -> None:
+        """Store which keys of the warp are entries, a bit each."""
         lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx() - self.role.first_warp
+        bits = Int32(0)
+        for turn in cutlass.range_constexpr(TURNS):
+            found = cute.arch.vote_ballot_sync(entries.valid[turn] != 0)
+            for entry in cutlass.range_constexpr(AT_ONCE):
+                bits = bits | (found >> (LANES * entry) & 1) << (turn * AT_ONCE + entry)
         if lane == 0:
             cute.arch.inline_ptx(
                 "{ .reg .b16 low, high; mov.b32 {low, high}, {$r1}; st.shared.b16 [{$r0}], low; }",
@@ -165,182 +187,309 @@ class Gather:
             )
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a lane stores: the address of its first entry in panel 0, and its unit of a line."""
-
-    line: Int32
-    row: Int32  # in the group of eight
-    lane: Int32  # among those that share an entry
-
-    @staticmethod
-    def of(scope: Scope, buffer: Int32) -> "Place":
-        """Return the place of this thread in a buffer."""
-        thread, _, _ = cute.arch.thread_idx()
-        warp, lane = thread % 128 // 32, thread % 32
-        start = scope.buffers.k.toint() + buffer * BUFFER_BYTES
-        line = start + (warp * WARP_KEYS + lane % 8) * (PANEL * 2)
-        return Place(line, lane % 8, lane // 8)
-
-    def unit(self, panel: int, each: int, number: Int32 | int) -> Int32:
-        """Return the address of a unit of 16 bytes of entry `each` in a panel."""
-        return self.line + (panel * PANEL_BYTES + each * 8 * PANEL * 2) + (number ^ self.row) * 16
+@cute.jit
+def source_of(scope: Scope, which: cutlass.Constexpr) -> Source:
+    return scope.given.keys if cutlass.const_expr(which == 0) else scope.given.extra
 
 
 @cute.jit
-def find(keys: cutlass.Constexpr, source: Source, row: Int32, key: Int32, count: Int32) -> Entry:
-    """Return the entry of a key of query entry `row`; a key from `count` on is none."""
-    valid, number = key < count, Int64(0)
-    if cutlass.const_expr(keys.listed):
-        if valid:
-            number = Int64(source.places[row, key])
-        valid = valid and number >= 0 and number < Int64(source.store.shape[0]) * keys.rows
-        slot, line = Int32(number) // keys.rows, Int32(number) % keys.rows
-    else:
-        if valid:
-            number = Int64(source.places[row, key // keys.rows])
-        valid = valid and number >= 0 and number < Int64(source.store.shape[0])
-        slot, line = Int32(number), key % keys.rows
-    form, begin = keys.form, source.store.iterator.toint()
-    strides = source.store.stride
-    if cutlass.const_expr(form.plain):
-        item = source.store.element_type.width // 8
-        data = begin + (Int64(slot) * strides[0] + Int64(line) * strides[1]) * item
-        return Entry(data, data, valid)
-    begin = begin + Int64(slot) * strides[0]
-    data = begin + source.data_offset + line * form.data_bytes
-    scales = data + form.scale_at
-    if cutlass.const_expr(form.scale_at < 0):
-        scales = begin + source.scale_offset + line * form.scale_bytes
-    return Entry(data, scales, valid)
+def line_of(scope: Scope, buffer: Int32) -> Int32:
+    """Return the address of the lane's first row in panel 0 of a buffer."""
+    thread, _, _ = cute.arch.thread_idx()
+    row = thread % 128 // 32 * WARP_KEYS + thread % 32 // LANES
+    return scope.buffers.k.toint() + buffer * BUFFER_BYTES + row * LINE_BYTES
 
 
 @cute.jit
-def hold(form: cutlass.Constexpr, entry: Entry, lane: Int32) -> Held:
-    """Load all bytes of an entry that this lane converts; zeros of what is no entry."""
-    bits = 4 if form.code == "e2m1" else 8
-    codes = [
-        four_words_if(entry.valid, entry.data + (LANES * k + lane) * CHUNK)
-        for k in range(form.coded * bits // 8 // (LANES * CHUNK))
-    ]
-    wide = [
-        four_words_if(entry.valid, entry.data + form.wide_at + (LANES * k + lane) * CHUNK)
-        for k in range(form.wide * 2 // (LANES * CHUNK))
-    ]
-    return Held(tuple(codes), tuple(wide), scale_words(form, entry, lane))
+def unit_at(line: Int32, panel: Int32 | int, turn: cutlass.Constexpr, unit: Int32) -> Int32:
+    """Return the address of a unit of 16 bytes in a panel, of the lane's row of this turn."""
+    row = cute.arch.lane_idx() // LANES + turn * AT_ONCE % 8  # among eight
+    return line + panel * PANEL_BYTES + turn * AT_ONCE * LINE_BYTES + (unit ^ row) * CHUNK
 
 
-@cute.jit
-def scale_words(form: cutlass.Constexpr, entry: Entry, lane: Int32) -> tuple[Uint32, ...]:
-    """Load the scales of an entry."""
-    size = {"fp32": 4, "ue8m0": 1, "e4m3": 1}.get(form.scale, 0) * form.groups
-    words: list[Uint32] = []
-    for k in cutlass.range_constexpr(-(-size // CHUNK)):
-        if cutlass.const_expr(size - k * CHUNK >= CHUNK):
-            words += four_words_if(entry.valid, entry.scales + k * CHUNK)
-        else:
-            words += two_words_if(entry.valid, entry.scales + k * CHUNK)
-    return tuple(words)
+# ---- entries
 
 
-@cute.jit
-def two_words_if(is_there: Boolean, address: Int64) -> tuple[Uint32, Uint32]:
-    """8 bytes in global memory, aligned to them, zeros unless they are there."""
-    return cute.arch.inline_ptx(
-        "{ .reg .pred there; .reg .b32 w<2>; mov.b32 w0, 0; mov.b32 w1, 0; "
-        "setp.ne.s32 there, {$r1}, 0; @there ld.global.v2.b32 {w0, w1}, [{$r0}]; "
-        "mov.b32 {$w0}, w0; mov.b32 {$w1}, w1; }",
-        write_only_types=[Uint32] * 2,
-        read_only_args=[address, Int32(is_there)],
+def make_entries() -> Entries:
+    return Entries(
+        cute.make_rmem_tensor(TURNS, Int64),
+        cute.make_rmem_tensor(TURNS, Int64),
+        cute.make_rmem_tensor(TURNS, Int32),
     )
 
 
 @cute.jit
-def store_panels(
+def keep(entries: Entries) -> Entries:
+    """Return a copy."""
+    copy = make_entries()
+    take_over(copy, entries)
+    return copy
+
+
+@cute.jit
+def take_over(entries: Entries, others: Entries) -> None:
+    entries.data.store(others.data.load())
+    entries.scales.store(others.scales.load())
+    entries.valid.store(others.valid.load())
+
+
+@cute.jit
+def find(
+    keys: cutlass.Constexpr,
+    source: Source,
+    place: tuple[Int32, Int32, Int32],
+    entries: Entries,
+    turn: cutlass.Constexpr,
+) -> None:
+    """Find the entry of a key. place: (query entry, key, count); a key from `count` on is none."""
+    row, key, count = place
+    number, valid = Int64(-1), key < count
+    slots = Int64(source.store.shape[0])
+    if cutlass.const_expr(keys.listed):
+        if valid:
+            number = Int64(source.places[row, key])
+        valid = number >= 0 and number < slots * keys.rows
+        slot, line = Int32(number) // keys.rows, Int32(number) % keys.rows
+    else:
+        if valid:
+            number = Int64(source.places[row, key // keys.rows])
+        valid = number >= 0 and number < slots
+        slot, line = Int32(number), key % keys.rows
+    form, begin, strides = keys.form, source.store.iterator.toint(), source.store.stride
+    if cutlass.const_expr(form.plain):
+        item = source.store.element_type.width // 8
+        data = begin + (Int64(slot) * strides[0] + Int64(line) * strides[1]) * item
+        scales = data
+    else:
+        begin = begin + Int64(slot) * strides[0]
+        data = begin + source.data_offset + line * form.data_bytes
+        scales = data + form.scale_at
+        if cutlass.const_expr(form.scale_at < 0):
+            scales = begin + source.scale_offset + line * form.scale_bytes
+    entries.data[turn], entries.scales[turn] = data, scales
+    entries.valid[turn] = Int32(valid)
+
+
+# ---- codes in registers
+
+
+def make_held(form: cutlass.Constexpr) -> Held:
+    """Return the registers of a lane for one half of its entries."""
+    lines, scales = lines_of(form), scale_words(form)
+    codes = cute.make_rmem_tensor((4, lines, TURNS), Uint32)
+    return Held(codes, cute.make_rmem_tensor((max(scales, 1), TURNS), Uint32))
+
+
+def lines_of(form: cutlass.Constexpr) -> int:
+    """Lines of codes of a half, in each of two halves."""
+    bits = 4 if form.code == "e2m1" else 8
+    return HALF * PANEL * bits // 8 // LINE
+
+
+def scale_words(form: cutlass.Constexpr) -> int:
+    """Words that hold the scales of a half of an entry, as `fetch` loads them."""
+    return {"": 0, "fp32": 2, "ue8m0": 1 if form.group == 64 else 2, "e4m3": 1}[form.scale]
+
+
+@cute.jit
+def fetch(form: cutlass.Constexpr, entries: Entries, held: Held, right: cutlass.Constexpr) -> None:
+    """Load codes and scales of a half of the lane's entries; zeros of what is no entry."""
+    lane, lines = cute.arch.lane_idx() % LANES, lines_of(form)
+    nbytes = form.coded * (4 if form.code == "e2m1" else 8) // 8
+    for turn in cutlass.range_constexpr(TURNS):
+        valid = entries.valid[turn] != 0
+        for line in cutlass.range_constexpr(lines):
+            begin = (right * lines + line) * LINE
+            there = valid
+            if cutlass.const_expr(begin + LINE > nbytes):
+                there = valid and begin + lane * CHUNK < nbytes
+            four = four_words_if(there, entries.data[turn] + begin + lane * CHUNK)
+            for k in cutlass.range_constexpr(4):
+                held.codes[k, line, turn] = four[k]
+        fetch_scales(form, entries, held, turn, right)
+
+
+def make_last() -> Held:
+    """Return the registers of a lane for its part of the ninth panels of its entries."""
+    return Held(
+        cute.make_rmem_tensor((4, 1, TURNS), Uint32), cute.make_rmem_tensor((1, TURNS), Uint32)
+    )
+
+
+@cute.jit
+def fetch_last(form: cutlass.Constexpr, entries: Entries, last: Held) -> None:
+    """Load the ninth panels in e4m3, if there are any: four lanes of an entry have a chunk."""
+    if cutlass.const_expr(form.coded > LATENT):
+        lane = cute.arch.lane_idx() % LANES
+        for turn in cutlass.range_constexpr(TURNS):
+            there = entries.valid[turn] != 0 and lane < LANES // 2
+            four = four_words_if(there, entries.data[turn] + LATENT + lane * CHUNK)
+            for k in cutlass.range_constexpr(4):
+                last.codes[k, 0, turn] = four[k]
+
+
+@cute.jit
+def store_last(scope: Scope, form: cutlass.Constexpr, last: Held, line: Int32) -> None:
+    """Convert and store the ninth panels."""
+    for turn in cutlass.range_constexpr(TURNS):
+        words = tuple(last.codes[k, 0, turn] for k in range(4))
+        scale = scale_of(scope, form, last, 0, turn)
+        store_e4m3(form, words, scale, line, turn, PANELS)
+
+
+@cute.jit
+def fetch_scales(
+    form: cutlass.Constexpr,
+    entries: Entries,
+    held: Held,
+    turn: cutlass.Constexpr,
+    right: cutlass.Constexpr,
+) -> None:
+    """Load the scales of a half of one entry: all of them, or the lane's own in e2m1."""
+    valid, start = entries.valid[turn] != 0, entries.scales[turn]
+    size = {"": 0, "fp32": 8, "ue8m0": HALF * PANEL // max(form.group, 1), "e4m3": 0}[form.scale]
+    if cutlass.const_expr(size == 8):
+        held.scales[0, turn], held.scales[1, turn] = words_if(valid, start + right * size, 2)
+    elif cutlass.const_expr(size == 4):
+        (held.scales[0, turn],) = words_if(valid, start + right * size, 1)
+    elif cutlass.const_expr(form.scale == "e4m3"):
+        # Two of a chunk of 32 columns; the word of two lanes.
+        lane = cute.arch.lane_idx() % LANES
+        (held.scales[0, turn],) = words_if(valid, start + right * 16 + lane // 2 * 4, 1)
+
+
+@cute.jit
+def words_if(
+    is_there: cutlass.Boolean, address: Int64, count: cutlass.Constexpr
+) -> tuple[Uint32, ...]:
+    """One or two words in global memory, aligned to all their bytes; zeros if not `is_there`."""
+    names = ["w0", "w1"][:count]
+    zeros = " ".join(f"mov.b32 {name}, 0;" for name in names)
+    results = " ".join(f"mov.b32 {{$w{k}}}, {name};" for k, name in enumerate(names))
+    vector, words = (".v2", "{w0, w1}") if count == 2 else ("", "w0")
+    found = cute.arch.inline_ptx(
+        f"{{ .reg .pred there; .reg .b32 w<2>; {zeros} setp.ne.s32 there, {{$r1}}, 0; "
+        f"@there ld.global{vector}.b32 {words}, [{{$r0}}]; {results} }}",
+        write_only_types=[Uint32] * count,
+        read_only_args=[address, Int32(is_there)],
+    )
+    return found if cutlass.const_expr(count > 1) else (found,)
+
+
+@cute.jit
+def store_half(
     scope: Scope,
     form: cutlass.Constexpr,
     held: Held,
-    place: Place,
-    each: cutlass.Constexpr,
-    panels: cutlass.Constexpr,
+    line: Int32,
+    turn: cutlass.Constexpr,
+    right: cutlass.Constexpr,
 ) -> None:
-    """Convert and store the lane's part of some panels of its entry `each`."""
-    coded = form.coded // PANEL
-    for panel in panels:
-        if cutlass.const_expr(panel >= coded):
-            for k in cutlass.range_constexpr(2):
-                four = held.wide[2 * (panel - coded) + k]
-                store(place.unit(panel, each, 4 * k + place.lane), Uint32, four)
-        elif cutlass.const_expr(form.code == "e4m3"):
-            scale = scale_of(scope, form, held.scales, panel, place.lane)
-            words = held.codes[panel]
-            for k in cutlass.range_constexpr(2):
-                low = scaled_e4m3(words[2 * k], scale)
-                high = scaled_e4m3(words[2 * k + 1], scale)
-                store(place.unit(panel, each, 2 * place.lane + k), Uint32, (*low, *high))
+    """Convert and store the lane's part of a half of one entry."""
+    for number in cutlass.range_constexpr(lines_of(form)):
+        words = tuple(held.codes[k, number, turn] for k in range(4))
+        if cutlass.const_expr(form.code == "e2m1"):
+            store_e2m1(words, held.scales[0, turn], line, turn, right)
         else:
-            store_e2m1(held, place, each, panel)
+            scale = scale_of(scope, form, held, number, turn)
+            store_e4m3(form, words, scale, line, turn, right * HALF + 2 * number)
+
+
+@cute.jit
+def store_e4m3(
+    form: cutlass.Constexpr,
+    words: tuple[Uint32, ...],
+    scale: Float32,
+    line: Int32,
+    turn: cutlass.Constexpr,
+    first: cutlass.Constexpr,
+) -> None:
+    """Store a chunk of 16 columns: two units of panel `first`, or of the next one by lanes 4 to 7,
+    which store the second unit first.
+    """
+    lane = cute.arch.lane_idx() % LANES
+    upper = lane >= LANES // 2
+    panel = first + lane // 4
+    near = (words[2], words[3]) if upper else (words[0], words[1])
+    far = (words[0], words[1]) if upper else (words[2], words[3])
+    there = True
+    if cutlass.const_expr((first + 2) * PANEL > form.coded):
+        there = panel * PANEL < form.coded
+    if there:
+        for k in cutlass.range_constexpr(2):
+            pair = near if cutlass.const_expr(k == 0) else far
+            unit = 2 * (lane % 4) + (lane // 4 ^ k)
+            four = (*scaled_e4m3(pair[0], scale), *scaled_e4m3(pair[1], scale))
+            store(unit_at(line, panel, turn, unit), Uint32, four)
 
 
 @cute.jit
 def scale_of(
     scope: Scope,
     form: cutlass.Constexpr,
-    words: tuple[Uint32, ...],
-    panel: cutlass.Constexpr,
-    lane: Int32,
+    held: Held,
+    number: cutlass.Constexpr,
+    turn: cutlass.Constexpr,
 ) -> Float32:
-    """Return the scale of the lane's chunk of a panel in e4m3."""
+    """Return the scale of the lane's chunk of line `number` of a half in e4m3."""
     if cutlass.const_expr(form.scale == ""):
         scale = Float32(1.0)
         if cutlass.const_expr(scope.given.tables.key_scale is not None):
             scale = scope.given.tables.key_scale[0]
         return scale
     if cutlass.const_expr(form.scale == "fp32"):
-        return float_of(words[panel * PANEL // form.group])
-    of_panel = PANEL // form.group  # scales: 1, or 2 of which the lane's chunk has one
-    first = panel * of_panel
-    code = words[first // 4] >> (first % 4 * 8)
-    if cutlass.const_expr(of_panel == 2):
-        code = code >> Uint32(lane // 2 * 8)
+        return float_of(held.scales[number, turn])
+    lane = cute.arch.lane_idx() % LANES
+    if cutlass.const_expr(form.group == PANEL):  # two of a line, four in a word
+        code = held.scales[0, turn] >> Uint32(16 * number + lane // 4 * 8)
+    else:  # four of a line
+        code = held.scales[number, turn] >> Uint32(lane // 2 * 8)
     return from_ue8m0(code & 0xFF)
 
 
 @cute.jit
-def store_e2m1(held: Held, place: Place, each: cutlass.Constexpr, panel: cutlass.Constexpr) -> None:
-    """Convert and store the lane's part of a panel in e2m1.
-
-    A chunk is half a panel, so that two of the four lanes have a part of this one.
-    """
-    if place.lane // 2 == panel % 2:
-        words = held.codes[panel // 2]
-        # Two scales for each chunk of the entry: bytes 8 (panel / 2) + 2 lane, and the next.
-        low, high = held.scales[panel // 2 * 2], held.scales[panel // 2 * 2 + 1]
-        pair = (high if place.lane >= 2 else low) >> Uint32(place.lane % 2 * 16)
-        scales = (from_e4m3(pair & 0xFF), from_e4m3((pair >> 8) & 0xFF))
-        for k in cutlass.range_constexpr(4):
-            scale = scales[k // 2]
-            four = scaled_e2m1(words[k], scale, scale)
-            store(place.unit(panel, each, place.lane % 2 * 4 + k), Uint32, four)
-
-
-@cute.jit
-def copy_panels(
-    entry: Entry, place: Place, each: cutlass.Constexpr, panels: cutlass.Constexpr
+def store_e2m1(
+    words: tuple[Uint32, ...],
+    scales: Uint32,
+    line: Int32,
+    turn: cutlass.Constexpr,
+    right: cutlass.Constexpr,
 ) -> None:
-    """Start the copies of the lane's part of some panels; zeros of what is no entry."""
-    for panel in panels:
-        for k in cutlass.range_constexpr(2):
-            source = entry.data + panel * PANEL * 2 + (LANES * k + place.lane) * CHUNK
-            target = place.unit(panel, each, 4 * k + place.lane)
-            copy_chunk(target, source, entry.valid)
+    """Store a chunk of 32 columns: four units of half a panel, in an order of its panel's own."""
+    lane = cute.arch.lane_idx() % LANES
+    pair = scales >> Uint32(lane % 2 * 16)
+    low, high = from_e4m3(pair & 0xFF), from_e4m3((pair >> 8) & 0xFF)
+    panel = right * HALF + lane // 2
+    for k in cutlass.range_constexpr(4):
+        unit = (k + lane // 2) % 4
+        word = words[0]
+        for other in cutlass.range_constexpr(1, 4):
+            word = words[other] if unit == other else word
+        scale = high if unit >= 2 else low
+        four = scaled_e2m1(word, scale, scale)
+        store(unit_at(line, panel, turn, lane % 2 * 4 + unit), Uint32, four)
+
+
+# ---- columns in bf16
 
 
 @cute.jit
-def arrive_after_copies(barrier: cute.Pointer) -> None:
-    """Arrive at the barrier once the thread's copies so far have completed."""
+def copy_panel(
+    entries: Entries, line: Int32, panel: cutlass.Constexpr, begin: cutlass.Constexpr
+) -> None:
+    """Start the copies of a panel, at byte `begin` of an entry; zeros of what is no entry."""
+    lane = cute.arch.lane_idx() % LANES
+    for turn in cutlass.range_constexpr(TURNS):
+        source = entries.data[turn] + begin + lane * CHUNK
+        copy_chunk(unit_at(line, panel, turn, lane), source, entries.valid[turn] != 0)
+
+
+@cute.jit
+def arrive_after_copies(ring: Ring, buffer: Int32) -> None:
+    """Arrive at the full barrier of a piece once the thread's copies so far have completed."""
     cute.arch.inline_ptx(
-        "cp.async.mbarrier.arrive.noinc.shared.b64 [{$r0}];", read_only_args=[barrier.toint()]
+        "cp.async.mbarrier.arrive.noinc.shared.b64 [{$r0}];",
+        read_only_args=[ring.barrier(buffer).toint()],
     )
 
 
