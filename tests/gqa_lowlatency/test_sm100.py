@@ -33,12 +33,15 @@ SCHEDULES = (
 # Maxima move from tile to tile and tiles are ragged at both ends; in the long one the ring wraps.
 MOVING = Case((400,), (3, 1), 2, window=250, head_dim=128, amplitude=4.0, cluster=1)
 LONG = Case((660,), (3, 1), 2, window=500, head_dim=128, amplitude=4.0, cluster=1)
+# V of a tile uses stages of K of the next one, and the first tile is masked.
+SHORT = Case((700,), (3, 1), head_dim=256, window=300, cluster=1, tuning=(("stages", 3),))
 QUANTISED = Case((200,), (5, 1), kv_dtype="e4m3", head_dim=64, cluster=1)
 
 
 SHAPES = (
     LONG,
     replace(LONG, pdl="ready"),  # the ring of three pieces
+    SHORT,
     # Two tiles per CTA, and parts that wait for each other; launches use the counters one after
     # another.
     Case((390, 0, 200), (5, 1), head_dim=64, cluster=1, parts=2, amplitude=4.0),
@@ -104,6 +107,10 @@ TRAPS = {
     "zeros are written before V has landed": (
         correction, (epilogue,), "clear_unseen_rows", MOVING,
         "scope.pipes.kv.wait(Fill(stage, number // plan.stages % 2))", "pass",
+    ),
+    "zeros are written over K of the next tile, which has not landed": (
+        correction, (epilogue,), "clear_unseen_rows", SHORT,
+        "scope.pipes.s.wait(Fill(Int32(0), (step + 1) % 2))", "pass",
     ),
     "V of the last tile is not where it is thought": (
         correction, (epilogue,), "clear_unseen_rows", MOVING, "place -= plan.pieces", "pass",
