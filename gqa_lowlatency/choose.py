@@ -8,7 +8,7 @@ split into as many parts as fill their SMs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import product
 
@@ -50,6 +50,7 @@ MIN_KEYS_OF_PART = 2 * TILE
 # With `batch_invariant` parts depend on the keys alone. Their overhead, useless in a large batch,
 # is 2 % of the bytes; 16 parts for each of 8 KV heads fill a GPU of 128 SMs.
 MIN_KEYS_OF_FIXED_PART, MAX_FIXED_PARTS = 512, 16
+MIN_SMEM_OF_16_COLUMNS = 128 * 1024  # of a CTA, for head dim 512
 
 
 @dataclass(frozen=True)
@@ -59,21 +60,36 @@ class Machine:
     sms: SMs to fill.
     widest: largest useful cluster; 1 if CTAs share keys only through parts.
     columns: head_dim -> most query rows of a CTA, by its registers and shared memory.
+    fp8_columns: the same with e4m3 keys, for head dims at which it differs.
     """
 
     sms: int
     widest: int
     columns: dict[int, int]
+    fp8_columns: dict[int, int] = field(default_factory=dict)
 
 
-_BY_REGISTERS = {64: 64, 128: 32, 256: 16}  # for the mma.sync kernel
+# For the mma.sync kernel: O of a warp has 4096 elements, and two warps divide 512 columns.
+_BY_REGISTERS = {64: 64, 128: 32, 256: 16, 512: 16}
+# With 99 KB of shared memory: 16 columns of 512 have 32 KB of O, 16 of Q, and 8 of what two warps
+# exchange. The rings of four warps have 64.
+_IN_LITTLE_MEMORY = _BY_REGISTERS | {512: 8}
+
+
+def _columns_on(arch: str) -> dict[int, int]:
+    """Return `Machine.columns` of a GPU without clusters."""
+    little = hw.smem_bytes_per_cta(arch) < MIN_SMEM_OF_16_COLUMNS
+    return _IN_LITTLE_MEMORY if little else _BY_REGISTERS
+
+
 # Compute capabilities 8.x and 12.x: the SMs of the largest GPU; a launch uses those of its GPU.
 _PORTABLE = [arch for arch in ARCHITECTURES if written_for(arch) == PORTABLE]
 MACHINES = {
     # Clusters of 16 were slower than of 8 at every length on an H100.
     "sm_90a": Machine(132, 8, _BY_REGISTERS),
-    "sm_100a": Machine(148, 16, {64: 64, 128: 64, 256: 64}),
-    **{arch: Machine(hw.SMS_OF[arch], 1, _BY_REGISTERS) for arch in _PORTABLE},
+    # At 512 a ring has to hold V of a tile: 128 KB in 16 bits, with 48 KB of Q and O of 16 columns.
+    "sm_100a": Machine(148, 16, {64: 64, 128: 64, 256: 64, 512: 16}, {512: 32}),
+    **{arch: Machine(hw.SMS_OF[arch], 1, _columns_on(arch)) for arch in _PORTABLE},
 }
 
 
@@ -161,9 +177,14 @@ def parts_that_fill(machine: Machine, keys: int, ctas: int, *, batch_invariant: 
     return max(1, min(machine.sms // max(ctas, 1), keys // MIN_KEYS_OF_PART, MAX_PARTS))
 
 
-def choose_columns(arch: str, head_dim: int, warps: int = 0) -> int:
-    """Return the most query rows of one CTA; more than 8 warps have fewer registers each."""
-    return machine_of(arch).columns[head_dim] * 8 // max(warps, 8)
+def choose_columns(arch: str, head_dim: int, warps: int = 0, *, fp8: bool = False) -> int:
+    """Return the most query rows of one CTA; more than 8 warps have fewer registers each.
+
+    fp8 tells whether the keys are e4m3.
+    """
+    machine = machine_of(arch)
+    columns = machine.columns | machine.fp8_columns if fp8 else machine.columns
+    return columns[head_dim] * 8 // max(warps, 8)
 
 
 def choose_warps(arch: str, keys: int, ctas: int, elements: int) -> int:
@@ -298,7 +319,8 @@ def _with_columns(config: DecodeConfig, arch: str) -> DecodeConfig:
     if config.max_columns:
         return config
     try:
-        columns = choose_columns(written_for(arch), config.head_dim, config.warps)
+        fp8 = config.keys_dtype == "e4m3"
+        columns = choose_columns(arch, config.head_dim, config.warps, fp8=fp8)
     except KeyError:  # a head_dim that config.check_values() will refuse
         return config
     return replace(config, max_columns=columns) if config.rows > columns else config
@@ -521,7 +543,8 @@ def choices(problem: Problem, arch: str) -> list[Measured]:
     options of a CTA of the architecture.
     """
     machine = machine_of(arch)
-    row_tiles = -(-problem.config.rows // choose_columns(arch, problem.config.head_dim))
+    config, fp8 = problem.config, problem.config.keys_dtype == "e4m3"
+    row_tiles = -(-config.rows // choose_columns(arch, config.head_dim, fp8=fp8))
     tiles = -(-problem.keys // TILE)
     ctas_of = [(0, 0)] if written_for(arch) == "sm_100a" else CTAS_OF[arch == "sm_90a"]
     found: list[Measured] = []

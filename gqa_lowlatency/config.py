@@ -12,7 +12,7 @@ from typing import ClassVar
 from kernelkit.compile.arch import PORTABLE
 from kernelkit.plan.dtypes import ITEM_BYTES
 
-HEAD_DIMS = (64, 128, 256)
+HEAD_DIMS = (64, 128, 256, 512)
 IO_DTYPES = ("bf16", "fp16")
 KV_DTYPES = (*IO_DTYPES, "e4m3")
 OUT_DTYPES = (*KV_DTYPES, "fp32")

@@ -3,8 +3,9 @@
 Each warp streams its keys through registers of mma.sync. A CTA processes tiles of keys one after
 the other, each of its warps 16 or 32 keys of a tile. A warp copies them to its ring in shared
 memory by cp.async and computes S^T = K Q^T and O^T += V^T P alone: the loop has no barrier of the
-CTA. At the end the warps of a CTA add their results through shared memory, the CTAs of the cluster
-through the mailboxes of the owners.
+CTA. Above head dim 256 two warps divide the columns of the same keys (`team.py`). At the end the
+warps of a CTA add their results through shared memory, the CTAs of the cluster through the
+mailboxes of the owners.
 """
 
 import cutlass
@@ -17,6 +18,7 @@ from gqa_lowlatency.kernel_arguments import KernelArguments
 from gqa_lowlatency.portable.merge_warps import leave_partial, send_sum
 from gqa_lowlatency.portable.plan import PortablePlan
 from gqa_lowlatency.portable.stream import Stream, stream_keys
+from gqa_lowlatency.portable.team import memory_of
 from gqa_lowlatency.shared import mailbox
 from gqa_lowlatency.shared.args import Scalars, Tables, Tensors
 from gqa_lowlatency.shared.finish import Finishing, finish, senders_of
@@ -68,9 +70,9 @@ class DecodePortable:
             cute.arch.sync_warp()
             cute.arch.cluster_arrive_relaxed()
         if share.count > 0:
-            ring = smem + (thread // 32) * plan.ring_bytes
-            work = Stream(ring, smem + begins["queries"], place, tensors, tables, scalars)
-            leave_partial(plan, ring, stream_keys(plan, work, share))
+            memory = memory_of(plan, smem, begins)
+            work = Stream(memory, place, tensors, tables, scalars)
+            leave_partial(plan, memory.ring, stream_keys(plan, work, share))
         if cutlass.const_expr(config.pdl and not config.early):
             # Not earlier: CTAs that can only wait would occupy slots of a later grid.
             cute.arch.griddepcontrol_launch_dependents()

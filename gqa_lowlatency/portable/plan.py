@@ -19,9 +19,11 @@ from kernelkit.plan.smem import SmemBuffer, SmemPlan
 from kernelkit.plan.warps import Role, RolePlan
 
 KEYS = 16  # the M of a warp's products
+MAX_DIMS = 256  # of the head in one warp; the warps of a team divide more
 WARPS = 8
 FEWER_WARPS = 4  # if shared memory does not hold the rings of 8
 MAX_ELEMENTS = 4096  # of O in the registers of a warp: 128 per thread, of at most 255
+SCORE_STAGES = 2  # of what a team exchanges: one of this step, one that may still be read
 MAX_ELEMENTS_OF_TWO = 8192  # of O in all warps of a CTA, if two CTAs fit on an SM
 SMEM_OF_ONE = 150 * 1024  # of a CTA; more was not faster
 MIN_SLOTS, MAX_SLOTS = 2, 8
@@ -38,6 +40,9 @@ class PortablePlan:
 
     The ring of a warp has slots for the keys of a step, K and V alternately, and finally its
     results.
+
+    A team is a warp, or above head dim 256 two warps with the same keys, each with a slice of the
+    columns of Q, K, V and O. They exchange their sums for Q K^T once a step.
     """
 
     config: DecodeConfig
@@ -54,6 +59,21 @@ class PortablePlan:
             return self.config.warps or WARPS
         usual = replace(self, config=replace(self.config, warps=WARPS))
         return WARPS if usual.smem_bytes <= self.smem_limit else FEWER_WARPS
+
+    @property
+    def slices(self) -> int:
+        """Slices of the head: warps of a team, 1 or 2."""
+        return -(-self.config.head_dim // MAX_DIMS)
+
+    @property
+    def dims(self) -> int:
+        """Columns of the head in a slice."""
+        return self.config.head_dim // self.slices
+
+    @property
+    def teams(self) -> int:
+        """Teams of a CTA, each with its own keys."""
+        return self.warps // self.slices
 
     @property
     def parts_ahead(self) -> int:
@@ -93,7 +113,7 @@ class PortablePlan:
 
     @property
     def keys(self) -> int:
-        """Keys that a warp processes at a time."""
+        """Keys that a team processes at a time."""
         return self.config.step or KEYS
 
     @property
@@ -103,7 +123,7 @@ class PortablePlan:
 
     @property
     def blocks(self) -> int:
-        """Blocks of 16 keys that a warp processes at a time."""
+        """Blocks of 16 keys that a team processes at a time."""
         return self.keys // KEYS
 
     @cached_property
@@ -115,9 +135,12 @@ class PortablePlan:
     def barriers(self) -> BarrierPlan:
         """Named barriers."""
         meaning = "an owner's sums are in the workspace, or the number of parts is known"
-        return BarrierPlan(
-            self.roles, (NamedBarrier("finish", ("stream",), self.threads, meaning),)
-        )
+        named = [NamedBarrier("finish", ("stream",), self.threads, meaning)]
+        if self.slices > 1:
+            meaning = "both slices of a team have stored their sums for the keys of a step"
+            threads = hw.WARP_THREADS * self.slices
+            named.append(NamedBarrier("team", ("stream",), threads, meaning, self.teams))
+        return BarrierPlan(self.roles, tuple(named))
 
     @property
     def threads(self) -> int:
@@ -126,12 +149,12 @@ class PortablePlan:
     @property
     def tile(self) -> int:
         """Keys that a CTA processes at a time."""
-        return self.keys * self.warps
+        return self.keys * self.teams
 
     @property
     def row_bytes(self) -> int:
         """Bytes of K or V of one key."""
-        return self.config.head_dim * ITEM_BYTES[self.config.keys_dtype]
+        return self.dims * ITEM_BYTES[self.config.keys_dtype]
 
     @property
     def block_bytes(self) -> int:
@@ -154,13 +177,15 @@ class PortablePlan:
         """Return the slots that fit into `smem_bytes` of a CTA, at least MIN_SLOTS."""
         left = smem_bytes - self.config.statistics_bytes - self.config.mail_bytes - BARRIER_BYTES
         if self.portable:  # on Hopper they fit in addition
-            left -= self.query_bytes
+            left -= self.query_bytes + self.score_bytes * self.warps
         return max(MIN_SLOTS, min(MAX_SLOTS, left // (self.warps * self.slot_bytes)))
 
     @property
     def partial_words(self) -> int:
-        """Number of fp32 of one warp's results: columns of O, then a maximum and a sum of each."""
-        return self.config.columns * (self.config.head_dim + PAD + 2)
+        """Number of fp32 of one warp's results: columns of its slice of O, then a maximum and a sum
+        of each.
+        """
+        return self.config.columns * (self.dims + PAD + 2)
 
     @property
     def ring_bytes(self) -> int:
@@ -170,7 +195,7 @@ class PortablePlan:
     @property
     def bounded(self) -> bool:
         """Whether ptxas has to leave registers for a second CTA; with 8 columns it always does."""
-        elements = self.config.columns * self.config.head_dim
+        elements = self.config.columns * self.dims
         few = self.config.columns > 8 and elements * self.warps <= MAX_ELEMENTS_OF_TWO
         return few and (not self.portable or self.smem_bytes <= self.smem_of_two)
 
@@ -179,12 +204,18 @@ class PortablePlan:
         """Whether fragments of Q exceed the registers left by O, and are read again for every 16
         keys.
         """
-        return self.config.columns * self.config.head_dim > MAX_ELEMENTS // 2
+        return self.config.columns * self.dims > MAX_ELEMENTS // 2
 
     @property
     def query_bytes(self) -> int:
         """Bytes of the fragments of Q in shared memory."""
         return self.config.columns * self.config.head_dim * 2 if self.queries_in_smem else 0
+
+    @property
+    def score_bytes(self) -> int:
+        """Bytes of the sums for Q K^T, fp32, that a warp leaves for the other slice of its team."""
+        own = 4 * self.keys * self.config.columns
+        return own * SCORE_STAGES if self.slices > 1 else 0
 
     @cached_property
     def smem(self) -> SmemPlan:
@@ -195,6 +226,7 @@ class PortablePlan:
         return SmemPlan((
             SmemBuffer("rings", self.ring_bytes, self.warps, align=16),
             SmemBuffer("queries", self.query_bytes, align=16),
+            SmemBuffer("scores", self.score_bytes, self.warps, align=16),
             SmemBuffer("statistics", config.statistics_bytes, align=16),
             SmemBuffer("mail", config.mail_bytes, align=16),
             SmemBuffer("arrived", BARRIER_BYTES, align=hw.MBARRIER_BYTES),
@@ -221,10 +253,11 @@ class PortablePlan:
         if self.slots < MIN_SLOTS:
             raise ValueError(f"stages {self.slots}: at least {MIN_SLOTS}, for K and V of a step")
         limit = MAX_ELEMENTS * 8 // max(self.warps, 8)
-        if self.config.columns * self.config.head_dim > limit:
+        if self.config.columns * self.dims > limit:
             raise NotImplementedError(
                 f"{self.config.columns} columns of head_dim {self.config.head_dim} with "
-                f"{self.warps} warps: O of a warp is at most {limit} elements (registers)"
+                f"{self.warps} warps: O of a warp is at most {limit} elements (registers), and "
+                f"{self.slices} of them divide head_dim"
             )
         if self.smem_bytes > self.smem_limit:
             raise ValueError(f"{self.smem_bytes} bytes of shared memory, limit {self.smem_limit}")

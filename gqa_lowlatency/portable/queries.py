@@ -15,6 +15,7 @@ from cutlass import Boolean, Float32, Int32, Uint32
 
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.portable.plan import PortablePlan
+from gqa_lowlatency.portable.team import Memory, exchanged, slice_of, team_of
 from gqa_lowlatency.shared.args import Place, Scalars, Tables, Tensors
 from kernelkit.device import warp_mma
 from kernelkit.device.online_softmax import bounded_factor
@@ -30,7 +31,7 @@ LEAST = 1 + TOP  # least biased exponent to scale by: below, the inverse would b
 class Queries:
     """B fragments of Q^T of a warp."""
 
-    words: cute.Tensor | None  # (2, head_dim / 16, columns / 8); None if they stay in SMEM
+    words: cute.Tensor | None  # (2, dims / 16, columns / 8); None if they stay in SMEM
     address: Int32  # address of the fragments in shared memory
     factors: cute.Tensor  # (2, columns / 8): of this lane's columns, see `factors_of`
 
@@ -57,7 +58,7 @@ def fragments(
     plan: PortablePlan,
     place: Place,
     tensors: Tensors,
-    address: Int32,
+    memory: Memory,
     rows: cute.Tensor | None,
     factor: Float32,
 ) -> Queries:
@@ -69,32 +70,32 @@ def fragments(
     """
     if cutlass.const_expr(plan.scaled):
         cute.arch.sync_warp()  # after all fetches are issued: this waits for Q
-        words, powers = scale_rows(plan, rows, address)
+        words, powers = scale_rows(plan, rows, memory)
     else:
-        words, powers = load_queries(plan, place, tensors, address), None
-    return Queries(words, address, factors_of(plan, factor, powers))
+        words, powers = load_queries(plan, place, tensors, memory.queries), None
+    return Queries(words, memory.queries, factors_of(plan, factor, powers))
 
 
 @cute.jit
 def load_queries(
     plan: PortablePlan, place: Place, tensors: Tensors, address: Int32
 ) -> cute.Tensor | None:
-    """Load B fragments of Q^T, words (2, head_dim / 16, columns / 8), zeros for missing rows.
+    """Load B fragments of Q^T, words (2, dims / 16, columns / 8), zeros for missing rows.
 
-    If they stay in shared memory, the warps of the CTA share the work and None is returned.
+    If they stay in shared memory, the warps with this slice share the work and None is returned.
     """
     config, lane = plan.config, cute.arch.lane_idx()
-    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    team = team_of(plan)
     words = None
     if cutlass.const_expr(not plan.queries_in_smem):
-        words = cute.make_rmem_tensor((2, config.head_dim // 16, config.columns // 8), Uint32)
+        words = cute.make_rmem_tensor((2, plan.dims // 16, config.columns // 8), Uint32)
         words.fill(0)
     for tile in cutlass.range_constexpr(config.columns // 8):
-        exists, line = _row(config, place, tensors, tile)
-        for step in cutlass.range_constexpr(config.head_dim // 16):
+        exists, line = _row(plan, place, tensors, tile)
+        for step in cutlass.range_constexpr(plan.dims // 16):
             low, high = query_words(config, step, lane)
             if cutlass.const_expr(plan.queries_in_smem):
-                if warp == step % plan.warps:
+                if team == step % plan.teams:
                     pair = (line[low], line[high]) if exists else (Uint32(0), Uint32(0))
                     store(query_address(plan, address, step, tile), Uint32, pair)
             elif exists:
@@ -109,12 +110,12 @@ def load_queries(
 def load_rows(plan: PortablePlan, place: Place, tensors: Tensors) -> cute.Tensor:
     """Load Q in bf16 for e4m3 keys: whole rows in the registers of each warp."""
     config, lane = plan.config, cute.arch.lane_idx()
-    words = cute.make_rmem_tensor((2, config.head_dim // 16, config.columns // 8), Uint32)
+    words = cute.make_rmem_tensor((2, plan.dims // 16, config.columns // 8), Uint32)
     words.fill(0)
     for tile in cutlass.range_constexpr(config.columns // 8):
-        exists, line = _row(config, place, tensors, tile)
+        exists, line = _row(plan, place, tensors, tile)
         if exists:
-            for step in cutlass.range_constexpr(config.head_dim // 16):
+            for step in cutlass.range_constexpr(plan.dims // 16):
                 pair = cute.local_tile(line, (2,), (step * 4 + lane % 4,)).load()
                 words[0, step, tile], words[1, step, tile] = pair[0], pair[1]
     return words
@@ -122,31 +123,31 @@ def load_rows(plan: PortablePlan, place: Place, tensors: Tensors) -> cute.Tensor
 
 @cute.jit
 def scale_rows(
-    plan: PortablePlan, words: cute.Tensor, address: Int32
+    plan: PortablePlan, words: cute.Tensor, memory: Memory
 ) -> tuple[cute.Tensor | None, cute.Tensor]:
     """(fragments in fp16 or None as from `load_queries`, by what this lane's columns were divided).
 
     words: from `load_rows`.
     """
     config, lane = plan.config, cute.arch.lane_idx()
-    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    team, exponents = team_of(plan), exponents_of(plan, words, memory)
     powers = cute.make_rmem_tensor((2, config.columns // 8), Float32)
     for tile in cutlass.range_constexpr(config.columns // 8):
-        exponent = _exponent(plan, words[None, None, tile])
+        exponent = exponents[tile]
         factor = float_of((2 * BIAS + TOP - exponent) << FP32_MANTISSA)
         inverse = float_of((exponent - TOP) << FP32_MANTISSA)
         for column in cutlass.range_constexpr(2):
             source = (lane % 4 * 2 + column) * 4
             powers[column, tile] = cute.arch.shuffle_sync(inverse, offset=source)
-        for step in cutlass.range_constexpr(config.head_dim // 16):
+        for step in cutlass.range_constexpr(plan.dims // 16):
             for half in cutlass.range_constexpr(2):
                 word = words[half, step, tile]
                 low, high = float_of(word << 16), float_of(word & Uint32(0xFFFF0000))
                 words[half, step, tile] = warp_mma.pack(low * factor, high * factor, "fp16")
             if cutlass.const_expr(plan.queries_in_smem):
-                if warp == step % plan.warps:
+                if team == step % plan.teams:
                     pair = (words[0, step, tile], words[1, step, tile])
-                    store(query_address(plan, address, step, tile), Uint32, pair)
+                    store(query_address(plan, memory.queries, step, tile), Uint32, pair)
     if cutlass.const_expr(plan.queries_in_smem):
         cute.arch.sync_threads()
         return None, powers
@@ -154,9 +155,23 @@ def scale_rows(
 
 
 @cute.jit
+def exponents_of(plan: PortablePlan, words: cute.Tensor, memory: Memory) -> cute.Tensor:
+    """Return the exponents (columns / 8,) that this lane's rows are scaled by, over all slices."""
+    tiles = plan.config.columns // 8
+    exponents = cute.make_rmem_tensor(tiles, Uint32)
+    for tile in cutlass.range_constexpr(tiles):
+        exponents[tile] = _exponent(plan, words[None, None, tile])
+    if cutlass.const_expr(plan.slices > 1):
+        others = exchanged(plan, memory, exponents)
+        for tile in cutlass.range_constexpr(tiles):
+            exponents[tile] = cutlass.max(exponents[tile], others[tile])
+    return exponents
+
+
+@cute.jit
 def _exponent(plan: PortablePlan, words: cute.Tensor) -> Uint32:
-    """Biased, of the largest of the bf16 elements of a row, which four lanes share; infinite and
-    NaN ones are the largest."""
+    """Biased, of the largest of the bf16 elements of a slice of a row, which four lanes share;
+    infinite and NaN ones are the largest."""
     top = words[0] & Uint32(0x7FFF7FFF)
     for word in cutlass.range_constexpr(1, cute.size(words)):
         top = _max_of_halves(plan, top, words[word] & Uint32(0x7FFF7FFF))
@@ -180,14 +195,19 @@ def _max_of_halves(plan: PortablePlan, first: Uint32, second: Uint32) -> Uint32:
 
 @cute.jit
 def _row(
-    config: DecodeConfig, place: Place, tensors: Tensors, tile: cutlass.Constexpr
+    plan: PortablePlan, place: Place, tensors: Tensors, tile: cutlass.Constexpr
 ) -> tuple[Boolean, cute.Tensor]:
-    """Whether there is a query row for this lane's B fragments of 8 columns, and its words."""
+    """Whether there is a query row for this lane's B fragments of 8 columns, and the words of its
+    slice."""
+    config = plan.config
     row = place.row_tile * config.columns + tile * 8 + cute.arch.lane_idx() // 4
     exists = row < config.rows
     token, head = row // config.group, place.head * config.group + row % config.group
     token, head = (token, head) if exists else (Int32(0), Int32(0))
-    return exists, cute.recast_tensor(tensors.q[place.entry, token, head, None], Uint32)
+    line = cute.recast_tensor(tensors.q[place.entry, token, head, None], Uint32)
+    if cutlass.const_expr(plan.slices > 1):
+        line = cute.local_tile(line, (plan.dims // 2,), (slice_of(plan),))
+    return exists, line
 
 
 @cute.jit

@@ -1,7 +1,8 @@
 """Walk of one warp over its keys: S^T = K Q^T, the online softmax, O^T += V^T P (device code).
 
 Columns are query rows. An accumulator of S^T in lane 4 g + i holds keys g and g + 8 of columns 2 i
-and 2 i + 1 of each 8 columns. So a lane keeps the statistics of its two columns of each 8.
+and 2 i + 1 of each 8 columns. So a lane keeps the statistics of its two columns of each 8. Two
+warps of a team have the same keys and statistics, each with its slice of the head.
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,6 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
-from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.portable.plan import PortablePlan
 from gqa_lowlatency.portable.products import (
     accumulate,
@@ -22,6 +22,7 @@ from gqa_lowlatency.portable.queries import (
     fragments,
     load_rows,
 )
+from gqa_lowlatency.portable.team import Memory, add_slices, slice_of, team_of
 from gqa_lowlatency.shared.args import Place, Scalars, Tables, Tensors
 from gqa_lowlatency.shared.split import Share, any_row_sees, row_sees, tile_start
 from kernelkit.device import warp_mma
@@ -30,10 +31,9 @@ from kernelkit.device.online_softmax import finite, softcap_score
 
 @dataclass(frozen=True)
 class Stream:
-    """Inputs of a warp, and the address of its ring."""
+    """Inputs of a warp, and its buffers in shared memory."""
 
-    ring: Int32
-    queries: Int32  # fragments of Q in shared memory
+    memory: Memory
     place: Place
     tensors: Tensors
     tables: Tables
@@ -44,7 +44,7 @@ class Stream:
 class Found:
     """Results of the keys of a warp: per lane, tensors in registers."""
 
-    o: cute.Tensor  # (4, columns / 8, head_dim / 16): accumulators of O^T
+    o: cute.Tensor  # (4, columns / 8, dims / 16): accumulators of the warp's slice of O^T
     row_max: cute.Tensor  # (2, columns / 8): maxima, in log2 units
     row_sum: cute.Tensor  # (2, columns / 8): sums of weights of this lane's keys only
 
@@ -55,7 +55,7 @@ def stream_keys(plan: PortablePlan, work: Stream, share: Share) -> Found:
     config, slots = plan.config, plan.slots
     tiles = config.columns // 8
     found = Found(
-        cute.make_rmem_tensor((4, tiles, config.head_dim // 16), Float32),
+        cute.make_rmem_tensor((4, tiles, plan.dims // 16), Float32),
         cute.make_rmem_tensor((2, tiles), Float32),
         cute.make_rmem_tensor((2, tiles), Float32),
     )
@@ -79,7 +79,7 @@ def stream_keys(plan: PortablePlan, work: Stream, share: Share) -> Found:
         factor = factor_of(config, work.place, work.tables, work.scalars)
     if cutlass.const_expr(plan.scaled and not ready):
         rows = load_rows(plan, work.place, work.tensors)
-    queries = fragments(plan, work.place, work.tensors, work.queries, rows, factor)
+    queries = fragments(plan, work.place, work.tensors, work.memory, rows, factor)
     slot = Int32(0)
     for step in cutlass.range(share.count, unroll=1):
         # K of this step has landed; the slot of the last V is free.
@@ -90,8 +90,10 @@ def stream_keys(plan: PortablePlan, work: Stream, share: Share) -> Found:
         page_before = page_of(plan, work, share, step + ahead[0] + 1)
         scores = cute.make_rmem_tensor((4, tiles, plan.blocks), Float32)
         for block in cutlass.range_constexpr(plan.blocks):
-            place = work.ring + slot * plan.slot_bytes + block * plan.block_bytes
+            place = work.memory.ring + slot * plan.slot_bytes + block * plan.block_bytes
             score(plan, place, queries, scores[None, None, block])
+        if cutlass.const_expr(plan.slices > 1):
+            add_slices(plan, work.memory, step, scores)
         cute.arch.sync_warp()  # its slot is free
         fetch(plan, work, share, step + ahead[1], slots % 2, slot, page_behind)
         page_behind = page_of(plan, work, share, step + ahead[1] + 1)
@@ -102,7 +104,7 @@ def stream_keys(plan: PortablePlan, work: Stream, share: Share) -> Found:
         cute.arch.sync_warp()
         slot = following(plan, slot)
         for block in cutlass.range_constexpr(plan.blocks):
-            place = work.ring + slot * plan.slot_bytes + block * plan.block_bytes
+            place = work.memory.ring + slot * plan.slot_bytes + block * plan.block_bytes
             accumulate(plan, place, scores[None, None, block], found.o)
         slot = following(plan, slot)
     return found
@@ -110,9 +112,9 @@ def stream_keys(plan: PortablePlan, work: Stream, share: Share) -> Found:
 
 @cute.jit
 def first_key(plan: PortablePlan, share: Share, step: Int32) -> Int32:
-    """Return the first of this warp's keys in its step-th tile."""
-    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    return tile_start(share, share.begin + step, plan.tile) + warp * plan.keys
+    """Return the first of this team's keys in its step-th tile."""
+    team = team_of(plan)
+    return tile_start(share, share.begin + step, plan.tile) + team * plan.keys
 
 
 @cute.jit
@@ -143,14 +145,14 @@ def fetch(
         page: page of the first key, if a page holds all keys of a step.
     """
     if step < share.count:
-        base = work.ring + slot * plan.slot_bytes
+        base = work.memory.ring + slot * plan.slot_bytes
         key = first_key(plan, share, step)
         chunks = plan.row_bytes // warp_mma.CHUNK_BYTES
         rows = 32 // chunks  # rows that a warp copies at a time
         lane = cute.arch.lane_idx()
         chunk, own_row = lane % chunks, lane // chunks
         small = not plan.page_holds_step  # a page for each row, not one for all
-        line, stride = line_of(plan.config, work, index, key, page)
+        line, stride = line_of(plan, work, index, key, page)
         source = line + Int64(own_row) * stride + Int64(chunk * warp_mma.CHUNK_BYTES)
         for part in cutlass.range_constexpr(plan.keys // rows):
             row = part * rows + own_row
@@ -158,7 +160,7 @@ def fetch(
             if cutlass.const_expr(small):
                 seen = key + row if valid else Int32(0)
                 own_page = work.tables.pages[work.place.entry, seen // plan.config.page_size]
-                source, _ = line_of(plan.config, work, index, seen, own_page)
+                source, _ = line_of(plan, work, index, seen, own_page)
                 source += Int64(chunk * warp_mma.CHUNK_BYTES)
             warp_mma.copy_chunk(base + chunk_offset(plan, row, chunk), source, valid)
             source += rows * stride
@@ -179,17 +181,19 @@ def page_of(plan: PortablePlan, work: Stream, share: Share, step: Int32) -> Int3
 
 @cute.jit
 def line_of(
-    config: DecodeConfig, work: Stream, index: cutlass.Constexpr, key: Int32, page: Int32
+    plan: PortablePlan, work: Stream, index: cutlass.Constexpr, key: Int32, page: Int32
 ) -> tuple[Int64, Int64]:
-    """Return (address of a key of this head, bytes to the next key). index: 0 for K, 1 for V.
+    """Return (address of this slice of a key, bytes to the next key). index: 0 for K, 1 for V.
 
     page: page of the key. It may lie past the cache: keys that no row sees are not read.
     """
     memory = work.tensors.v if index else work.tensors.k
     entry, row = work.place.entry, key
-    if cutlass.const_expr(config.page_size > 0):
-        entry, row = page, key % config.page_size
+    if cutlass.const_expr(plan.config.page_size > 0):
+        entry, row = page, key % plan.config.page_size
     line = memory[entry, row, work.place.head, None].iterator.toint()
+    if cutlass.const_expr(plan.slices > 1):
+        line += Int64(slice_of(plan) * plan.row_bytes)
     return line, Int64(memory.stride[1]) * (memory.element_type.width // 8)
 
 
@@ -240,6 +244,6 @@ def exponentiate(
                 scores[place] = weight
                 sums += weight
             row_sum[column, tile] = sums
-            for step in cutlass.range_constexpr(config.head_dim // 16):
+            for step in cutlass.range_constexpr(plan.dims // 16):
                 o[column, tile, step] *= acc_scale
                 o[column + 2, tile, step] *= acc_scale

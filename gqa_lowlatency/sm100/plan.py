@@ -24,7 +24,7 @@ from kernelkit.plan.warps import Role, RolePlan
 TILE = 128  # keys of a tile: the M of S; one thread per key in the softmax
 PIECE = 128  # columns of the head in a piece, and the M of O^T
 P_BIAS_LOG2 = 8  # log2 factor of weights in e4m3, whose largest number is 448
-MIN_STAGES = 3  # K of the next tile, and K and V of this one
+MIN_STAGES = 3  # K of the next tile, and K and V of this one, in one or two pieces
 IN_FLIGHT_BYTES = 8_000_000 // hw.SMS  # an SM's part of 8 TB/s (B200) during 1 us of latency
 BESIDE_COLUMNS = 32  # with 64, scores and sums fill the 128 registers of a thread of two CTAs
 BARRIER_BYTES = 512  # reserved for mbarriers, whose number depends on the depth of the ring
@@ -81,6 +81,21 @@ class Plan100:
     def pieces(self) -> int:
         """Number of pieces of K, and of V, in a tile."""
         return self.config.head_dim // self.piece_columns
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether the MMA waits for one piece of V after the other.
+
+        A wait for all of V would keep most of the ring idle if V has four pieces.
+        """
+        return self.pieces > 2
+
+    @property
+    def min_stages(self) -> int:
+        """Fewest stages of the ring: all pieces of V, which the epilogue may have to clear before
+        any is released, and three for K and V of this tile and K of the next.
+        """
+        return max(MIN_STAGES, self.pieces)
 
     @property
     def is_fp8(self) -> bool:
@@ -223,9 +238,9 @@ class Plan100:
                 f"{config.keys_dtype} a key: a multiple of {MIN_BOX_BYTES // self.line_bytes}, "
                 f"since TMA copies at least {MIN_BOX_BYTES} bytes"
             )
-        if self.stages < MIN_STAGES:
+        if self.stages < self.min_stages:
             raise ValueError(
-                f"{self.stages} stages of {self.piece_bytes} bytes: at least {MIN_STAGES}, in "
+                f"{self.stages} stages of {self.piece_bytes} bytes: at least {self.min_stages}, in "
                 f"{hw.SMEM_BYTES_PER_CTA} bytes next to {SmemPlan(self.fixed).bytes} of Q, P and "
                 f"the mailbox of {config.cluster} CTAs with {config.owner_ctas} owners; more "
                 "owners need a smaller mailbox"

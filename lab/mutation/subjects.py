@@ -140,29 +140,33 @@ ATTENTION: dict[str, Subject] = {
 LENGTHS, CACHED, HEAD_DIM, Q_HEADS = (700, 0, 130), 768, 64, 4
 
 
-def _cache(page_size: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+def _cache(
+    page_size: int, dtype: torch.dtype, head_dim: int = HEAD_DIM
+) -> tuple[torch.Tensor, ...]:
     """K and V; NaN past the lengths, in pages of so many rows, if any, in reverse."""
     generator = torch.Generator().manual_seed(0)
-    kv = torch.randn(2, len(LENGTHS), CACHED, 1, HEAD_DIM, generator=generator).to(dtype)
+    kv = torch.randn(2, len(LENGTHS), CACHED, 1, head_dim, generator=generator).to(dtype)
     for entry, length in enumerate(LENGTHS):
         kv[:, entry, length:] = torch.nan
     if page_size:
-        kv = kv.reshape(2, -1, page_size, 1, HEAD_DIM).flip(1)
+        kv = kv.reshape(2, -1, page_size, 1, head_dim).flip(1)
     return kv.unbind()
 
 
-def _decode(arch: str, *, page_size: int = 0, fp8: bool = False, **options: Any) -> Subject:
+def _decode(
+    arch: str, *, page_size: int = 0, fp8: bool = False, head_dim: int = HEAD_DIM, **options: Any
+) -> Subject:
     """options: of `decode`."""
     dtype = torch.float8_e4m3fn if fp8 else torch.bfloat16
 
     def launched() -> Results:
         generator = torch.Generator().manual_seed(1)
-        q = 4 * torch.randn(len(LENGTHS), 2, Q_HEADS, HEAD_DIM, generator=generator).bfloat16()
+        q = 4 * torch.randn(len(LENGTHS), 2, Q_HEADS, head_dim, generator=generator).bfloat16()
         given = {"kv_lens": torch.tensor(LENGTHS).int(), "return_lse": True, **options}
         if page_size:
             pages = len(LENGTHS) * CACHED // page_size
             given["page_table"] = torch.arange(pages).flip(0).int().view(len(LENGTHS), -1)
-        return decode(q, *_cache(page_size, dtype), arch=arch, **given)
+        return decode(q, *_cache(page_size, dtype, head_dim), arch=arch, **given)
 
     return Subject(launched)
 
@@ -191,6 +195,10 @@ def _of(arch: str) -> dict[str, Subject]:
         f"decode {arch}": _decode(arch, config=two),
         f"decode {arch} paged fp8": _decode(
             arch, page_size=32, fp8=True, window=400, sink_tokens=4, softcap=15.0, config=one
+        ),
+        # Two warps exchange their scores; four pieces of V are in a short ring.
+        f"decode {arch} 512": _decode(
+            arch, head_dim=512, fp8=True, window=400, sink_tokens=4, config=one
         ),
         f"decode {arch} parts": _decode(arch, sinks=torch.zeros(Q_HEADS), parts=2, config=one),
         f"decode {arch} dependent launch": Subject(lambda: _dependent_step(arch), "depend"),

@@ -22,7 +22,7 @@ from gqa_lowlatency.arguments import Arguments
 from gqa_lowlatency.choose import TILE, choose_config, clusters_per_head, machine_of
 from gqa_lowlatency.config import COLUMNS, HEAD_DIMS, TUNABLE, DecodeConfig
 from gqa_lowlatency.launch import ARCHS, checked_decision, compile_for, has_keys, make_workspace
-from gqa_lowlatency.portable.plan import PortablePlan
+from gqa_lowlatency.portable.plan import SCORE_STAGES, PortablePlan
 from gqa_lowlatency.sm100 import plan as sm100
 from gqa_lowlatency.split import Reach, reach, share
 from kernelkit.call.launch import Target
@@ -470,7 +470,7 @@ def of_hopper(plan: PortablePlan) -> tuple[Section, ...]:
     """Describe a CTA's resources: all of its warps do the same, each for its keys."""
     queries = "shared memory, read again for every step" if plan.queries_in_smem else "registers"
     warps = [
-        ("a step", f"{plan.keys} keys of the tile, by one warp"),
+        ("a step", f"{plan.keys} keys of the tile, by {of_a_team(plan)}"),
         (
             "ring",
             f"{plan.slots} slots of {plan.slot_bytes:,} bytes, alternately for K and V of a step",
@@ -482,12 +482,18 @@ def of_hopper(plan: PortablePlan) -> tuple[Section, ...]:
     return (f"Warps: {plan.warps}, {plan.threads} threads", warps), hopper_smem(plan)
 
 
+def of_a_team(plan: PortablePlan) -> str:
+    """Describe the warps that share the keys of a step."""
+    return "one warp" if plan.slices == 1 else f"two warps, each with {plan.dims} of head_dim"
+
+
 def hopper_smem(plan: PortablePlan) -> Section:
     """A row per range."""
     config = plan.config
     words = {
         "rings": f"{plan.warps} x {plan.ring_bytes:,} bytes",
         "queries": f"fragments of Q, {config.columns} columns",
+        "scores": f"Q K^T of {plan.slices} slices of the head, in {SCORE_STAGES} stages",
         "statistics": f"of {config.cluster} CTAs: maxima and sums",
         "mail": f"of {config.cluster} CTAs: {config.owned_columns} columns of O",
         "arrived": "mbarrier of the mailbox",

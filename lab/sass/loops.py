@@ -9,6 +9,7 @@ from typing import Any
 from cycle_model.sass.flow import BARRIERS, SELECTION, SPILLS, Function, Kinds, kinds_of
 from cycle_model.sass.tools import read
 from gqa_lowlatency.config import DecodeConfig
+from gqa_lowlatency.portable.plan import PortablePlan
 from kernelkit.compile.arch import PORTABLE, written_for
 from lab.sass.softmax import mufu_distance, times_of
 from moe.mixed.config import DEPTH, ROWS, MixedConfig
@@ -68,9 +69,9 @@ def decode_loop(function: Function, config: DecodeConfig, arch: str) -> dict[str
 
 
 def products(config: DecodeConfig) -> int:
-    """HMMA of a step: those of S^T = K Q^T and as many of O^T += V^T P."""
+    """HMMA of a warp and step: those of S^T = K Q^T and as many of O^T += V^T P."""
     k, n = MMA_SHAPE
-    return 2 * (config.head_dim // k) * (config.columns // n)
+    return 2 * (PortablePlan(config).dims // k) * (config.columns // n)
 
 
 # The main loop in the SASS of the product of numbers and weights of four bits: its work by kind,

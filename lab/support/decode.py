@@ -134,7 +134,7 @@ SPACE = Space(
         GPU: GPUS,
         "dtype": tuple(KINDS),
         "head dim": (
-            "128", *(str(d) for d in HEAD_DIMS if d != 128), "32", "80", "96", "192", "512",
+            "128", *(str(d) for d in HEAD_DIMS if d != 128), "32", "80", "96", "192", "576",
         ),
         "page size": ("none", *map(str, (1, 2, 3, 4, 8, 16, 24, 32, 64, 128, 256, 1024))),
         "tokens": ("1", FLAT, *map(str, range(2, MAX_Q_TOKENS + 1)), "0", "9"),

@@ -35,7 +35,7 @@ ARCHS = st.sampled_from(sorted(MACHINES))
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"head_dim": 96}, NotImplementedError, ("96", "64", "256")),
+        ({"head_dim": 96}, NotImplementedError, ("96", "64", "512")),
         ({"dtype": "fp32"}, NotImplementedError, ("fp32", "bf16")),
         ({"kv_dtype": "e5m2"}, NotImplementedError, ("e5m2", "e4m3")),
         ({"kv_dtype": "fp16"}, NotImplementedError, ("fp16", "bf16")),
@@ -287,7 +287,7 @@ def test_the_depth_of_a_ring_of_hopper():
 def test_the_chosen_columns_fit_a_cta_of_hopper(head_dim, cluster, warps):
     columns = choose_columns("sm_90a", head_dim, warps)
     tuning = {"cluster": cluster, "max_columns": columns, "warps": warps}
-    if (head_dim, warps) == (256, 16):  # two slots of K and V for each of 16 warps are too much
+    if head_dim >= 256 and warps == 16:  # two slots of K and V for each of 16 warps are too much
         with pytest.raises(ValueError, match="bytes of shared memory"):
             check_config(DecodeConfig(head_dim, group=1, **tuning), "sm_90a")
         return

@@ -33,6 +33,8 @@ SCHEDULES = (
 # Maxima move from tile to tile and tiles are ragged at both ends; in the long one the ring wraps.
 MOVING = Case((400,), (3, 1), 2, window=250, head_dim=128, amplitude=4.0, cluster=1)
 LONG = Case((660,), (3, 1), 2, window=500, head_dim=128, amplitude=4.0, cluster=1)
+# V of a tile uses stages of K of the next one, and the first tile is masked.
+SHORT = Case((700,), (3, 1), head_dim=256, window=300, cluster=1, tuning=(("stages", 3),))
 QUANTISED = Case((200,), (5, 1), kv_dtype="e4m3", head_dim=64, cluster=1)
 
 
@@ -141,6 +143,10 @@ TRAPS = {
         correction, (epilogue,), "deliver_statistics", QUANTISED,
         "row_max[k] - plan.bias_log2", "row_max[k]",
     ),
+    "zeros are written over K of the next tile, which has not landed": (
+        correction, (epilogue,), "clear_unseen_rows", SHORT,
+        "scope.pipes.s.wait(Fill(Int32(0), (step + 1) % 2))", "pass",
+    ),
 }  # fmt: skip
 
 
@@ -150,6 +156,10 @@ def test_what_each_cure_is_for(changed, trap):
     users = [user for user in users if hasattr(user, name)]
     changed(module, users, name, (old, new))
     assert noticed(case)
+
+
+def test_v_is_cleared_in_a_ring_shorter_than_two_tiles():
+    cases.check(SHORT, ARCH, *SCHEDULES)
 
 
 def test_the_reference_rounds_as_the_kernel_does():

@@ -8,6 +8,7 @@ import itertools
 import pytest
 
 from gqa_lowlatency import DecodeConfig
+from gqa_lowlatency.choose import choose_columns
 from gqa_lowlatency.config import CLUSTERS, COLUMNS, HEAD_DIMS, KV_DTYPES
 from gqa_lowlatency.sm100.plan import MIN_STAGES, ROLES, TILE, make_plan
 from kernelkit.plan import hw
@@ -36,6 +37,10 @@ DEPTHS = [
     (128, 64, 8, "", False, 1, 4),  # 227 - 16 - 16 - 32 -> 163 / 32
     (256, 8, 8, "", False, 1, 6),  # 227 - 4 - 2 - 8 -> 213 / 32
     (256, 64, 8, "", False, 1, 3),  # 227 - 32 - 16 - 64 -> 115 / 32
+    (512, 8, 8, "", False, 1, 6),  # 227 - 8 - 2 - 16 -> 201 / 32
+    (512, 16, 16, "", False, 1, 5),  # 227 - 16 - 4 - 32 -> 175 / 32
+    (512, 32, 8, "e4m3", False, 1, 8),  # 227 - 16 - 4 - 64 -> 143 / 16
+    (512, 8, 8, "e4m3", True, 2, 5),  # 113 - 4 - 1 - 16 - 2 -> 90 / 16
     # With PDL half of 228 KiB less 1 are 113; less Q, P, mail and barriers; by the piece.
     (64, 8, 8, "", True, 2, 6),  # 113 - 1 - 2 - 2 - 2 -> 106 / 16, 5 are enough: 1 + 54 / 16
     (64, 32, 8, "", True, 2, 5),  # 113 - 4 - 8 - 8 - 3 -> 90 / 16
@@ -71,7 +76,7 @@ def test_the_depth_of_the_ring(head_dim, columns, cluster, kv_dtype, pdl, ctas, 
 
 
 @pytest.mark.parametrize(("head_dim", "columns", "allocated"), [
-    (64, 8, 32), (128, 8, 32), (128, 64, 128), (256, 8, 32), (256, 64, 256),
+    (64, 8, 32), (128, 8, 32), (128, 64, 128), (256, 8, 32), (256, 64, 256), (512, 16, 128),
 ])  # fmt: skip
 def test_columns_of_tensor_memory(head_dim, columns, allocated):
     assert make_plan(config_of(head_dim, columns, 8)).tmem.allocated == allocated
@@ -106,11 +111,12 @@ def test_neighbours_on_an_sm_get_their_tensor_memory(monkeypatch):
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_every_default_fits(head_dim, kv_dtype):
     dtype = "" if kv_dtype == "fp16" else kv_dtype
-    for columns in COLUMNS:
+    most = choose_columns("sm_100a", head_dim, fp8=kv_dtype == "e4m3")
+    for columns in (n for n in COLUMNS if n <= most):
         for cluster, pdl in itertools.product(CLUSTERS, (False, True)):
             config = config_of(head_dim, columns, cluster, dtype)
             plan = make_plan(dataclasses.replace(config, pdl=pdl))
-            assert plan.stages >= MIN_STAGES
+            assert plan.stages >= plan.min_stages >= MIN_STAGES
             offsets = plan.smem.offsets()
             for name in ("sQ", "sP", "ring"):
                 assert offsets[name][0] % hw.SMEM_SWIZZLE_ALIGN == 0

@@ -122,9 +122,9 @@ def test_the_grid_has_a_row_per_config_and_says_what_made_it(monkeypatch, dumped
 def test_the_grid_covers_what_a_kernel_may_be_compiled_for():
     case = gqa.case_of(DUMP["gqa"].parser("").parse_args("--kv-heads 4 --q-len 2".split()))
     found = list(gqa.cases_of(case))
-    assert len(found) == 2 * 2 * 3 * 4
+    assert len(found) == 2 * 2 * 4 * 4
     assert all(one.q_heads * one.q_len == columns * 4 for one, columns in found)
-    assert {one.head_dim for one, _ in found} == {64, 128, 256}
+    assert {one.head_dim for one, _ in found} == {64, 128, 256, 512}
     _, figures = gqa.cell_of(gqa.replace(case, head_dim=96, arch="sm_90a"), 8)
     with pytest.raises(NotImplementedError, match="head_dim 96"):
         figures(Path())

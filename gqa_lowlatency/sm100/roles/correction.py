@@ -57,6 +57,11 @@ def clear_unseen_rows(plan: Plan100, scope: Scope, step: Int32, first: Int32) ->
     if step == share.count - 1:
         place -= plan.pieces
     panels = plan.piece_columns // plan.panel
+    if cutlass.const_expr(plan.stages < 2 * plan.pieces):
+        # V then uses stages of K of the next tile. A wait for V would end before that K, too: an
+        # mbarrier tells only odd phases from even ones. S of the next tile shows that K is there.
+        if step < share.count - 1:
+            scope.pipes.s.wait(Fill(Int32(0), (step + 1) % 2))
     for piece in cutlass.range_constexpr(plan.pieces):
         number = place + piece
         stage = number % plan.stages

@@ -52,10 +52,9 @@ def quantise_row(
     values = cute.make_rmem_tensor(count, TYPES[config.dtype])
     values.fill(0.0)
     if valid:
-        part = cute.make_tensor(
-            (source.iterator + lane * count).align(count * config.io_bytes),
-            cute.make_layout(count),
-        )
+        aligned = min(count * config.io_bytes, hw.SMEM_UNIT_BYTES)  # as rows of Q are
+        begin = (source.iterator + lane * count).align(aligned)
+        part = cute.make_tensor(begin, cute.make_layout(count))
         cute.autovec_copy(part, values)
     numbers = values.load().to(Float32)
     top = Float32(0.0)

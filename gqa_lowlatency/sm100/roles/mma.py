@@ -97,15 +97,18 @@ class Mma:
                     kv_state.advance()
                 pipes.s.signal(0)
             if step > 0:
-                # V first, which has usually arrived: even a satisfied wait costs time.
-                v_state = kv_state.clone()
-                for _ in cutlass.range_constexpr(plan.pieces):
-                    pipes.kv.wait(v_state)
-                    v_state.advance()
+                if cutlass.const_expr(not plan.in_turn):
+                    # V first, which has usually arrived: even a satisfied wait costs time.
+                    v_state = kv_state.clone()
+                    for _ in cutlass.range_constexpr(plan.pieces):
+                        pipes.kv.wait(v_state)
+                        v_state.advance()
                 pipes.p.wait(p_state)
                 p_state.advance()
                 tmem.order_after_wait()
                 for piece in cutlass.range_constexpr(plan.pieces):
+                    if cutlass.const_expr(plan.in_turn):
+                        pipes.kv.wait(kv_state)
                     self.add_o(scope, piece, kv_state.index, step > 1)
                     pipes.kv.release(kv_state.index)
                     kv_state.advance()

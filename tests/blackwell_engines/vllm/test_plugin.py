@@ -95,6 +95,8 @@ def test_the_entry_point_is_declared(pyproject):
         (512, BF16, "bfloat16", (10, 3), None),
         (128, BF16, "fp8", (9, 0), None),
         (256, BF16, "fp8_e4m3", (10, 0), None),
+        (512, BF16, "auto", (8, 9), None),
+        (512, BF16, "fp8", (9, 0), "head_dim 512 with K and V in e4m3"),  # prompts have no kernel
         (128, FP16, "fp8", (9, 0), "float16 of q with keys in e4m3"),
         (80, BF16, "fp8", (9, 0), "K and V in e4m3 with mma.sync"),
         (128, BF16, "fp8", (8, 6), "e4m3 keys on sm_86"),
