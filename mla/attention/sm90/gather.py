@@ -6,9 +6,9 @@ A warp has 16 entries of a tile. Eight lanes share an entry: they read 128 bytes
 such line. Lanes of different panels store their units in different orders, so that eight lanes
 never meet in a bank.
 
-Codes are in flight for half a tile while the other half is converted: those of a right half from
-before its left half is converted, those of the next left half from before that. Columns in bf16 go
-to shared memory by cp.async.
+A lane holds half a tile of codes in registers. As soon as it has converted a chunk it loads the one
+of the next half in its place, so that half a tile is always in flight. Numbers of the next tile's
+entries are loaded a tile ahead. Columns in bf16 go to shared memory by cp.async.
 """
 
 import cutlass
@@ -19,11 +19,17 @@ from kernelkit.device.pipelines import Ring, producer_state_at
 from kernelkit.device.shared_words import store
 from kernelkit.device.warp_mma import copy_chunk
 from kernelkit.device.words import float_of, four_words_if
-from mla.attention.config import Keys
 from mla.attention.formats import LATENT
 from mla.attention.kernel_arguments import Source
 from mla.attention.sm90.args import Entries, Held, Scope
-from mla.attention.sm90.dequantise import from_e4m3, from_ue8m0, scaled_e2m1, scaled_e4m3
+from mla.attention.sm90.dequantise import (
+    Scale,
+    from_e4m3,
+    power_scale,
+    scaled_e2m1,
+    scaled_e4m3,
+    split_scale,
+)
 from mla.attention.sm90.plan import (
     BUFFER_BYTES,
     BUFFERS,
@@ -68,30 +74,35 @@ class Gather:
             for number in cutlass.range(begin, end, unroll=1):
                 self.copy(scope, which, number)
         elif begin < end:
-            left, right, last = make_held(form), make_held(form), make_last()
-            entries, later = make_entries(), make_entries()
-            self.find(scope, which, begin, end, entries)
-            fetch(form, entries, left, False)
+            held, last = make_held(form), make_last()
+            entries, numbers = make_entries(), cute.make_rmem_tensor(TURNS, Int64)
+            self.look_up(scope, which, begin, end, numbers)
+            resolve(self.plan.config.sources[which], source_of(scope, which), numbers, entries)
+            self.look_up(scope, which, begin + 1, end, numbers)
+            fetch_half(form, entries, held, False)
             for number in cutlass.range(begin, end, unroll=1):
-                fetch(form, entries, right, True)
                 fetch_last(form, entries, last)
-                self.find(scope, which, number + 1, end, later)
-                self.convert(scope, which, number, entries, (left, last), False)
-                wide = keep(entries)
+                self.convert(scope, which, number, entries, (held, last), entries, False)
+                later = make_entries()
+                resolve(self.plan.config.sources[which], source_of(scope, which), numbers, later)
+                self.look_up(scope, which, number + 2, end, numbers)
+                self.convert(scope, which, number, entries, (held, last), later, True)
                 take_over(entries, later)
-                fetch(form, entries, left, False)
-                self.convert(scope, which, number, wide, (right, last), True)
 
     @cute.jit
-    def find(
+    def look_up(
         self,
         scope: Scope,
         which: cutlass.Constexpr,
         number: Int32,
         end: Int32,
-        entries: Entries,
+        numbers: cute.Tensor,
     ) -> None:
-        """Find the entries of this lane in tile `number`; none from tile `end` on."""
+        """Load the numbers of this lane's entries in tile `number`; -1 from tile `end` on.
+
+        A listed key has the number of an entry, another one that of its page times the rows of a
+        page, plus its row.
+        """
         keys, source = self.plan.config.sources[which], source_of(scope, which)
         lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx() - self.role.first_warp
         count = scope.work.keys if cutlass.const_expr(which == 0) else scope.work.extra
@@ -101,7 +112,14 @@ class Gather:
         count = count if number < end else Int32(0)
         for turn in cutlass.range_constexpr(TURNS):
             key = tile * KEYS + warp * WARP_KEYS + turn * AT_ONCE + lane // LANES
-            find(keys, source, (scope.work.entry, key, count), entries, turn)
+            found = Int64(-1)
+            if key < count:
+                if cutlass.const_expr(keys.listed):
+                    found = Int64(source.places[scope.work.entry, key])
+                else:
+                    page = Int64(source.places[scope.work.entry, key // keys.rows])
+                    found = page * keys.rows + key % keys.rows
+            numbers[turn] = found
 
     @cute.jit
     def convert(
@@ -111,11 +129,14 @@ class Gather:
         number: Int32,
         entries: Entries,
         held: tuple[Held, Held],
+        later: Entries,
         right: cutlass.Constexpr,
     ) -> None:
-        """Convert what the lane holds of one half, once its buffer is free.
+        """Convert what the lane holds of one half, once its buffer is free, and load the next half.
 
-        held: the half, and the ninth panel if it is in e4m3.
+        Args:
+            held: the half, and the ninth panel if it is in e4m3.
+            later: entries of the next half.
         """
         form, buffer = self.plan.config.sources[which].form, number % BUFFERS
         ring = scope.pipes.right if cutlass.const_expr(right) else scope.pipes.left
@@ -125,7 +146,11 @@ class Gather:
             self.mark(scope, entries, buffer)
         self.copy_wide(form, entries, line, buffer, right)
         for turn in cutlass.range_constexpr(TURNS):
-            store_half(scope, form, held[0], line, turn, right)
+            scales = tuple(held[0].scales[k, turn] for k in range(scale_words(form)))
+            fetch_scales(form, later, held[0], turn, not right)
+            for chunk in cutlass.range_constexpr(lines_of(form)):
+                store_chunk(scope, form, held[0], scales, line, (turn, chunk), right)
+                fetch_chunk(form, later, held[0], (turn, chunk), not right)
         if cutlass.const_expr(form.coded > LATENT):
             if buffer == (0 if right else 1):
                 store_last(scope, form, held[1], line)
@@ -157,7 +182,9 @@ class Gather:
     def copy(self, scope: Scope, which: cutlass.Constexpr, number: Int32) -> None:
         """Copy entries in bf16 to shared memory; the barriers complete when the copies have."""
         buffer, pipes, entries = number % BUFFERS, scope.pipes, make_entries()
-        self.find(scope, which, number, number + 1, entries)
+        numbers = cute.make_rmem_tensor(TURNS, Int64)
+        self.look_up(scope, which, number, number + 1, numbers)
+        resolve(self.plan.config.sources[which], source_of(scope, which), numbers, entries)
         line = line_of(scope, buffer)
         for right in cutlass.range_constexpr(2):
             ring = pipes.right if cutlass.const_expr(right) else pipes.left
@@ -219,14 +246,6 @@ def make_entries() -> Entries:
 
 
 @cute.jit
-def keep(entries: Entries) -> Entries:
-    """Return a copy."""
-    copy = make_entries()
-    take_over(copy, entries)
-    return copy
-
-
-@cute.jit
 def take_over(entries: Entries, others: Entries) -> None:
     entries.data.store(others.data.load())
     entries.scales.store(others.scales.load())
@@ -234,40 +253,28 @@ def take_over(entries: Entries, others: Entries) -> None:
 
 
 @cute.jit
-def find(
-    keys: cutlass.Constexpr,
-    source: Source,
-    place: tuple[Int32, Int32, Int32],
-    entries: Entries,
-    turn: cutlass.Constexpr,
+def resolve(
+    keys: cutlass.Constexpr, source: Source, numbers: cute.Tensor, entries: Entries
 ) -> None:
-    """Find the entry of a key. place: (query entry, key, count); a key from `count` on is none."""
-    row, key, count = place
-    number, valid = Int64(-1), key < count
-    slots = Int64(source.store.shape[0])
-    if cutlass.const_expr(keys.listed):
-        if valid:
-            number = Int64(source.places[row, key])
-        valid = number >= 0 and number < slots * keys.rows
-        slot, line = Int32(number) // keys.rows, Int32(number) % keys.rows
-    else:
-        if valid:
-            number = Int64(source.places[row, key // keys.rows])
-        valid = number >= 0 and number < slots
-        slot, line = Int32(number), key % keys.rows
-    form, begin, strides = keys.form, source.store.iterator.toint(), source.store.stride
-    if cutlass.const_expr(form.plain):
-        item = source.store.element_type.width // 8
-        data = begin + (Int64(slot) * strides[0] + Int64(line) * strides[1]) * item
-        scales = data
-    else:
-        begin = begin + Int64(slot) * strides[0]
-        data = begin + source.data_offset + line * form.data_bytes
-        scales = data + form.scale_at
-        if cutlass.const_expr(form.scale_at < 0):
-            scales = begin + source.scale_offset + line * form.scale_bytes
-    entries.data[turn], entries.scales[turn] = data, scales
-    entries.valid[turn] = Int32(valid)
+    """Find the entries with these numbers; a number out of range is none."""
+    form, strides = keys.form, source.store.stride
+    most = Int64(source.store.shape[0]) * keys.rows
+    for turn in cutlass.range_constexpr(TURNS):
+        number = numbers[turn]
+        slot, row = Int32(number) // keys.rows, Int32(number) % keys.rows
+        begin = source.store.iterator.toint()
+        if cutlass.const_expr(form.plain):
+            item = source.store.element_type.width // 8
+            data = begin + (Int64(slot) * strides[0] + Int64(row) * strides[1]) * item
+            entries.data[turn], entries.scales[turn] = data, data
+        else:
+            begin = begin + Int64(slot) * strides[0]
+            data = begin + source.data_offset + row * form.data_bytes
+            entries.data[turn], entries.scales[turn] = data, data + form.scale_at
+            if cutlass.const_expr(form.scale_at < 0):
+                scales = begin + source.scale_offset + row * form.scale_bytes
+                entries.scales[turn] = scales
+        entries.valid[turn] = Int32(number >= 0 and number < most)
 
 
 # ---- codes in registers
@@ -292,21 +299,38 @@ def scale_words(form: cutlass.Constexpr) -> int:
 
 
 @cute.jit
-def fetch(form: cutlass.Constexpr, entries: Entries, held: Held, right: cutlass.Constexpr) -> None:
-    """Load codes and scales of a half of the lane's entries; zeros of what is no entry."""
-    lane, lines = cute.arch.lane_idx() % LANES, lines_of(form)
-    nbytes = form.coded * (4 if form.code == "e2m1" else 8) // 8
+def fetch_half(
+    form: cutlass.Constexpr, entries: Entries, held: Held, right: cutlass.Constexpr
+) -> None:
+    """Load codes and scales of a half of the lane's entries."""
     for turn in cutlass.range_constexpr(TURNS):
-        valid = entries.valid[turn] != 0
-        for line in cutlass.range_constexpr(lines):
-            begin = (right * lines + line) * LINE
-            there = valid
-            if cutlass.const_expr(begin + LINE > nbytes):
-                there = valid and begin + lane * CHUNK < nbytes
-            four = four_words_if(there, entries.data[turn] + begin + lane * CHUNK)
-            for k in cutlass.range_constexpr(4):
-                held.codes[k, line, turn] = four[k]
         fetch_scales(form, entries, held, turn, right)
+        for chunk in cutlass.range_constexpr(lines_of(form)):
+            fetch_chunk(form, entries, held, (turn, chunk), right)
+
+
+@cute.jit
+def fetch_chunk(
+    form: cutlass.Constexpr,
+    entries: Entries,
+    held: Held,
+    place: cutlass.Constexpr,
+    right: cutlass.Constexpr,
+) -> None:
+    """Load the lane's chunk of a line of a half of an entry; zeros of what is no entry.
+
+    place: (turn, line).
+    """
+    turn, number = place
+    lane = cute.arch.lane_idx() % LANES
+    nbytes = form.coded * (4 if form.code == "e2m1" else 8) // 8
+    begin = (right * lines_of(form) + number) * LINE
+    there = entries.valid[turn] != 0
+    if cutlass.const_expr(begin + LINE > nbytes):
+        there = there and begin + lane * CHUNK < nbytes
+    four = four_words_if(there, entries.data[turn] + begin + lane * CHUNK)
+    for k in cutlass.range_constexpr(4):
+        held.codes[k, number, turn] = four[k]
 
 
 def make_last() -> Held:
@@ -333,7 +357,7 @@ def store_last(scope: Scope, form: cutlass.Constexpr, last: Held, line: Int32) -
     """Convert and store the ninth panels."""
     for turn in cutlass.range_constexpr(TURNS):
         words = tuple(last.codes[k, 0, turn] for k in range(4))
-        scale = scale_of(scope, form, last, 0, turn)
+        scale = scale_of(scope, form, (), 0)
         store_e4m3(form, words, scale, line, turn, PANELS)
 
 
@@ -377,29 +401,30 @@ def words_if(
 
 
 @cute.jit
-def store_half(
+def store_chunk(
     scope: Scope,
     form: cutlass.Constexpr,
     held: Held,
+    scales: tuple[Uint32, ...],
     line: Int32,
-    turn: cutlass.Constexpr,
+    place: cutlass.Constexpr,
     right: cutlass.Constexpr,
 ) -> None:
-    """Convert and store the lane's part of a half of one entry."""
-    for number in cutlass.range_constexpr(lines_of(form)):
-        words = tuple(held.codes[k, number, turn] for k in range(4))
-        if cutlass.const_expr(form.code == "e2m1"):
-            store_e2m1(words, held.scales[0, turn], line, turn, right)
-        else:
-            scale = scale_of(scope, form, held, number, turn)
-            store_e4m3(form, words, scale, line, turn, right * HALF + 2 * number)
+    """Convert and store the lane's chunk of a line of a half of an entry. place: (turn, line)."""
+    turn, number = place
+    words = tuple(held.codes[k, number, turn] for k in range(4))
+    if cutlass.const_expr(form.code == "e2m1"):
+        store_e2m1(words, scales[0], line, turn, right)
+    else:
+        scale = scale_of(scope, form, scales, number)
+        store_e4m3(form, words, scale, line, turn, right * HALF + 2 * number)
 
 
 @cute.jit
 def store_e4m3(
     form: cutlass.Constexpr,
     words: tuple[Uint32, ...],
-    scale: Float32,
+    scale: Scale,
     line: Int32,
     turn: cutlass.Constexpr,
     first: cutlass.Constexpr,
@@ -419,32 +444,30 @@ def store_e4m3(
         for k in cutlass.range_constexpr(2):
             pair = near if cutlass.const_expr(k == 0) else far
             unit = 2 * (lane % 4) + (lane // 4 ^ k)
-            four = (*scaled_e4m3(pair[0], scale), *scaled_e4m3(pair[1], scale))
-            store(unit_at(line, panel, turn, unit), Uint32, four)
+            store(unit_at(line, panel, turn, unit), Uint32, scaled_e4m3(pair, scale))
 
 
 @cute.jit
 def scale_of(
     scope: Scope,
     form: cutlass.Constexpr,
-    held: Held,
+    scales: tuple[Uint32, ...],
     number: cutlass.Constexpr,
-    turn: cutlass.Constexpr,
-) -> Float32:
+) -> Scale:
     """Return the scale of the lane's chunk of line `number` of a half in e4m3."""
     if cutlass.const_expr(form.scale == ""):
         scale = Float32(1.0)
         if cutlass.const_expr(scope.given.tables.key_scale is not None):
             scale = scope.given.tables.key_scale[0]
-        return scale
+        return split_scale(scale)
     if cutlass.const_expr(form.scale == "fp32"):
-        return float_of(held.scales[number, turn])
+        return split_scale(float_of(scales[number]))
     lane = cute.arch.lane_idx() % LANES
     if cutlass.const_expr(form.group == PANEL):  # two of a line, four in a word
-        code = held.scales[0, turn] >> Uint32(16 * number + lane // 4 * 8)
+        code = scales[0] >> Uint32(16 * number + lane // 4 * 8)
     else:  # four of a line
-        code = held.scales[number, turn] >> Uint32(lane // 2 * 8)
-    return from_ue8m0(code & 0xFF)
+        code = scales[number] >> Uint32(lane // 2 * 8)
+    return power_scale(code & 0xFF)
 
 
 @cute.jit
@@ -491,6 +514,3 @@ def arrive_after_copies(ring: Ring, buffer: Int32) -> None:
         "cp.async.mbarrier.arrive.noinc.shared.b64 [{$r0}];",
         read_only_args=[ring.barrier(buffer).toint()],
     )
-
-
-__all__ = ["Gather", "Keys"]

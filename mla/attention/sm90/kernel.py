@@ -93,6 +93,9 @@ class LatentSm90:
             set_registers(plan.roles, self.math.role)
             if cutlass.const_expr(plan.ctas > 1):
                 cute.arch.cluster_wait()
+            if cutlass.const_expr(not plan.by_tma):
+                if warp == 0 and senders_of(plan, scope) > 0:
+                    load_q(plan, scope)
             self.math.run(scope)
         else:
             if cutlass.const_expr(plan.by_tma):
@@ -100,11 +103,9 @@ class LatentSm90:
                 self.load(scope, warp)
             else:
                 set_registers(plan.roles, plan.roles["gather"])
+                self.gather.run(scope)
                 if cutlass.const_expr(plan.ctas > 1):
                     cute.arch.cluster_wait()
-                if warp == plan.roles["gather"].first_warp and senders_of(plan, scope) > 0:
-                    load_q(plan, scope)
-                self.gather.run(scope)
             if cutlass.const_expr(self.config.cluster > 1):
                 for _ in cutlass.range_constexpr(2):  # as those that compute, see `finish.py`
                     cute.arch.cluster_arrive_relaxed()

@@ -64,7 +64,7 @@ class LoadHalf:
         plan, count = self.plan, scope.work.count
         ring = scope.pipes.right if cutlass.const_expr(self.right) else scope.pipes.left
         cpasync.prefetch_descriptor(scope.k.atom)
-        if cutlass.const_expr(plan.ctas > 1):
+        if cutlass.const_expr(plan.config.sharers > 1):
             cute.arch.cluster_wait()  # the barriers of all CTAs are initialised
         for number in cutlass.range(count, unroll=1):
             for buffer in cutlass.range_constexpr(BUFFERS):
@@ -74,6 +74,8 @@ class LoadHalf:
             for number in cutlass.range_constexpr(BUFFERS):
                 # Releases come from the other CTA, too, and have to find this one alive.
                 ring.wait_free(producer_state_at(BUFFERS, count + number))
+        elif cutlass.const_expr(plan.ctas > 1):
+            cute.arch.cluster_wait()
 
     @cute.jit
     def load_piece(

@@ -1,11 +1,10 @@
 """Reduction of a cluster through distributed shared memory (device code).
 
 Rank r of R finishes n rows of O, from r n on. Every CTA with keys lays its O out by rows, and one
-bulk copy brings each owner its rows; the owner's mbarrier counts the bytes. O is not normalised.
-Each half of a row, 256 columns, is scaled by a power of two so that its largest element is below
-2^15, and rounded to fp16: an error of 2^-12 of that element, an eighth of bf16's.
+bulk copy brings each owner its rows; the owner's mbarrier counts the bytes. O is not normalised,
+and rounded to bf16, which halves the time of the copies; `reference.rounded` has this rounding.
 
-    row: 512 fp16 of O, then fp32 (maximum, sum, inverse scale of the left, and of the right half)
+    row: 512 bf16 of O, then fp32 maximum and sum, and 8 bytes that keep rows in different banks
     sent [64 rows]      mail [rank][owned row]
 
 Both lie over the buffers of keys, so that nobody sends before all CTAs have read theirs.
@@ -26,11 +25,9 @@ from mla.attention.formats import LATENT
 from mla.attention.sm90.args import Lane, Scope
 from mla.attention.sm90.plan import HALF, MAIL_ROW_BYTES, PANEL, Plan90
 
-SCALED_EXPONENT = 127 + 14  # biased exponent of the largest element of a half row once scaled
-MOST_EXPONENT = 253  # biased, of a scale, so that its inverse is a normal number
 O_BYTES = 2 * LATENT  # of a row; its statistics follow
 VECTOR = 8  # elements that a thread adds at a time
-NOTHING = (-math.inf, 0.0, 0.0, 0.0)  # statistics of a CTA without keys
+NOTHING = (-math.inf, 0.0)  # statistics of a CTA without keys
 
 
 @cute.jit
@@ -86,15 +83,12 @@ def lay_out(
 ) -> None:
     """Store the team's columns of O and the statistics to the rows to send."""
     words, sent = cute.make_rmem_tensor(cute.size(o) // 2, Uint32), scope.buffers.sent
-    for half in cutlass.range_constexpr(2):
-        scale, inverse = scale_of(magnitude(o, half))
-        for number in cutlass.range_constexpr(cute.size(o) // 4):
-            pair = 4 * number + 2 * half
-            words[2 * number + half] = pack_halves(o[pair] * scale, o[pair + 1] * scale)
-        if lane.column == 0:
-            address = sent + (lane.row + 8 * half) * MAIL_ROW_BYTES + O_BYTES
-            store(address + 8 + 4 * lane.team, Uint32, (inverse,))
-            if cutlass.const_expr(lane.team == 0):
+    for word in cutlass.range_constexpr(cute.size(words)):
+        words[word] = pack_halves(o[2 * word], o[2 * word + 1])
+    if cutlass.const_expr(lane.team == 0):
+        for half in cutlass.range_constexpr(2):
+            if lane.column == 0:
+                address = sent + (lane.row + 8 * half) * MAIL_ROW_BYTES + O_BYTES
                 store(address, Float32, (tops[half], sums[half]))
     number = cute.arch.lane_idx()
     row = lane.warp * 16 + number % 16
@@ -106,32 +100,34 @@ def lay_out(
 
 
 @cute.jit
-def magnitude(o: cute.Tensor, half: cutlass.Constexpr) -> Float32:
-    """Return the largest magnitude of a row's columns of this team."""
-    largest = Float32(0.0)
-    for number in cutlass.range_constexpr(cute.size(o) // 4):
-        pair = 4 * number + 2 * half
-        largest = cute.arch.fmax(largest, cute.arch.fmax(abs(o[pair]), abs(o[pair + 1])))
-    for step in cutlass.range_constexpr(2):
-        largest = cute.arch.fmax(largest, cute.arch.shuffle_sync_bfly(largest, offset=1 << step))
-    return largest
+def pack_halves(low: Float32, high: Float32) -> Uint32:
+    """Two fp32 rounded to bf16 in one word, ties away from 0; infinities and most NaN stay.
 
-
-@cute.jit
-def scale_of(largest: Float32) -> tuple[Float32, Uint32]:
-    """Return the scale of half a row by its largest magnitude, and the bits of its inverse."""
-    exponent = Int32(bits_of(largest) >> 23)
-    own = cutlass.min(254 + SCALED_EXPONENT - 127 - exponent, MOST_EXPONENT)
-    return float_of(Uint32(own << 23)), Uint32((254 - own) << 23)
+    The conversion instruction would take four times as long.
+    """
+    return cute.arch.inline_ptx(
+        "{ .reg .b32 low, high; add.u32 low, {$r0}, 0x8000; add.u32 high, {$r1}, 0x8000; "
+        "prmt.b32 {$w0}, low, high, 0x7632; }",
+        write_only_types=[Uint32],
+        read_only_args=[bits_of(low), bits_of(high)],
+    )
 
 
 @cute.jit
 def send(plan: Plan90, scope: Scope) -> None:
-    """Send every owner its rows. A warp issues its copies one by one, so that warps share them."""
+    """Send every owner its rows.
+
+    A warp issues its copies one by one, so that warps share them. Every CTA begins with another
+    owner, so that no owner gets the rows of all at a time.
+    """
     thread, _, _ = cute.arch.thread_idx()
     warps = plan.roles["math"].warps
-    owner = thread // hw.WARP_THREADS + thread % hw.WARP_THREADS * warps
-    if owner < plan.config.cluster and scope.work.count > 0:
+    turn, cluster = (
+        thread // hw.WARP_THREADS + thread % hw.WARP_THREADS * warps,
+        plan.config.cluster,
+    )
+    owner = (scope.work.rank + turn) % cluster
+    if turn < cluster and scope.work.count > 0:
         nbytes = rows_of(plan, owner) * MAIL_ROW_BYTES
         share = plan.owned_rows * MAIL_ROW_BYTES
         if nbytes > 0:
@@ -171,36 +167,14 @@ def received(
     top = found[0][0]
     for rank in cutlass.range_constexpr(1, cluster):
         top = cute.arch.fmax(top, found[rank][0])
-    base, total, is_left = finite(top), Float32(0.0), vector < LATENT // VECTOR // 2
+    base, total = finite(top), Float32(0.0)
     acc = cute.make_rmem_tensor(VECTOR, Float32)
     acc.fill(0.0)
     for rank in cutlass.range_constexpr(cluster):
         weight = cute.math.exp2(found[rank][0] - base, fastmath=True)
         total += weight * found[rank][1]
-        factor = weight * (found[rank][2] if is_left else found[rank][3])
         for word in cutlass.range_constexpr(4):
-            pair = unpack_halves(bits_of(rows[rank][word]))
-            acc[2 * word] += factor * pair[0]
-            acc[2 * word + 1] += factor * pair[1]
+            bits = bits_of(rows[rank][word])
+            acc[2 * word] += weight * float_of(bits << 16)
+            acc[2 * word + 1] += weight * float_of(bits & Uint32(0xFFFF0000))
     return acc, top, total
-
-
-@cute.jit
-def pack_halves(low: Float32, high: Float32) -> Uint32:
-    """Two fp32 rounded to fp16 in one word."""
-    return cute.arch.inline_ptx(
-        "cvt.rn.f16x2.f32 {$w0}, {$r1}, {$r0};",
-        write_only_types=[Uint32],
-        read_only_args=[low, high],
-    )
-
-
-@cute.jit
-def unpack_halves(word: Uint32) -> tuple[Float32, Float32]:
-    """Two fp16 of a word as fp32."""
-    return cute.arch.inline_ptx(
-        "{ .reg .b16 low, high; mov.b32 {low, high}, {$r0}; "
-        "cvt.f32.f16 {$w0}, low; cvt.f32.f16 {$w1}, high; }",
-        write_only_types=[Float32] * 2,
-        read_only_args=[word],
-    )
