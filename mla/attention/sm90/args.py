@@ -81,19 +81,10 @@ class Lane:
 
 @dataclass(frozen=True)
 class Entries:
-    """Entries of the cache that a gathering lane has of a tile: tensors in registers."""
+    """Entries of the cache that a gathering lane has of a tile: Uint32 tensors in registers."""
 
-    data: cute.Tensor  # Int64, addresses
-    scales: cute.Tensor  # Int64, addresses
-    valid: cute.Tensor  # Int32, whether it is an entry
-
-
-@dataclass(frozen=True)
-class Held:
-    """What a gathering lane holds of half a tile: tensors in registers."""
-
-    codes: cute.Tensor  # Uint32 (word of a chunk, line of an entry, entry)
-    scales: cute.Tensor  # Uint32 (word, entry)
+    places: cute.Tensor  # (entry,), begin of the data in units of 16 bytes, or NOWHERE
+    scales: cute.Tensor  # (word, entry), see `gather.fetch_scales`
 
 
 @dataclass(frozen=True)

@@ -39,11 +39,9 @@ def from_e4m3(code: Uint32) -> Float32:
 class Scale:
     """A scale of codes in e4m3.
 
-    exact: the fp32.
     near: a word with two of the nearest bf16; rest: two of what it lacks, None if it lacks nothing.
     """
 
-    exact: Float32
     near: Uint32
     rest: Uint32 | None
 
@@ -53,14 +51,14 @@ def power_scale(code: Uint32) -> Scale:
     """Return the scale of a UE8M0 code, 2^(code - 127), exact in bf16."""
     exact = from_ue8m0(code)
     half = bits_of(exact) >> 16
-    return Scale(exact, half | (half << 16), None)
+    return Scale(half | (half << 16), None)
 
 
 @cute.jit
 def split_scale(exact: Float32) -> Scale:
     """Return the scale of an fp32, as a sum of two bf16: the rest after both is below 2^-17."""
     near = twice_bf16(exact)
-    return Scale(exact, near, twice_bf16(exact - float_of(near << 16)))
+    return Scale(near, twice_bf16(exact - float_of(near << 16)))
 
 
 @cute.jit
@@ -72,11 +70,18 @@ def twice_bf16(value: Float32) -> Uint32:
 
 
 @cute.jit
-def scaled_e4m3(words: tuple[Uint32, Uint32], scale: Scale) -> tuple[Uint32, ...]:
-    """Eight e4m3 of two words times a scale, as four words of bf16.
+def exact_scale() -> Scale:
+    """Return a scale of 1."""
+    return Scale(Uint32(0x3F803F80), None)
+
+
+@cute.jit
+def scaled_e4m3(words: tuple[Uint32, Uint32], scale: Scale) -> tuple[tuple[Uint32, ...], Uint32]:
+    """Eight e4m3 of two words times a scale, as four words of bf16; and a word that has one of
+    NAN_BITS if a code is NaN, whose number is then wrong.
 
     An e4m3 shifted to a bf16's exponent and mantissa is 2^-120 times as large. That takes half the
-    time of the conversion through fp16 and fp32, which does words with a NaN code.
+    time of the conversion through fp16 and fp32.
     """
     found: list[Uint32] = []
     checks = []
@@ -84,10 +89,7 @@ def scaled_e4m3(words: tuple[Uint32, Uint32], scale: Scale) -> tuple[Uint32, ...
         low, high, check = widened_e4m3(words[k])
         found += [times(low, scale), times(high, scale)]
         checks.append(check)
-    results = tuple(found)
-    if (checks[0] | checks[1]) & NAN_BITS != 0:
-        results = (*converted_e4m3(words[0], scale.exact), *converted_e4m3(words[1], scale.exact))
-    return results
+    return tuple(found), checks[0] | checks[1]
 
 
 @cute.jit
@@ -121,21 +123,6 @@ def times(pair: Uint32, scale: Scale) -> Uint32:
         "{ .reg .b32 t; mul.rn.bf16x2 t, {$r0}, {$r2}; fma.rn.bf16x2 {$w0}, {$r0}, {$r1}, t; }",
         write_only_types=[Uint32],
         read_only_args=[pair, scale.near, scale.rest],
-    )
-
-
-@cute.jit
-def converted_e4m3(word: Uint32, scale: Float32) -> tuple[Uint32, Uint32]:
-    """Four e4m3 of a word times a scale, as two words of bf16, by conversions."""
-    return cute.arch.inline_ptx(
-        "{ .reg .b16 low, high, h<4>; .reg .b32 a, b; .reg .f32 f<4>; "
-        "mov.b32 {low, high}, {$r0}; "
-        "cvt.rn.f16x2.e4m3x2 a, low; cvt.rn.f16x2.e4m3x2 b, high; "
-        "mov.b32 {h0, h1}, a; mov.b32 {h2, h3}, b; "
-        + "".join(f"cvt.f32.f16 f{k}, h{k}; mul.rn.f32 f{k}, f{k}, {{$r1}}; " for k in range(4))
-        + "cvt.rn.bf16x2.f32 {$w0}, f1, f0; cvt.rn.bf16x2.f32 {$w1}, f3, f2; }",
-        write_only_types=[Uint32] * 2,
-        read_only_args=[word, scale],
     )
 
 

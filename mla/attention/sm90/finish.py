@@ -74,7 +74,15 @@ def factors_of(
         scale = cute.math.exp2(top - finite(joint), fastmath=True)
         every = total * scale + cute.math.exp2(sink - finite(joint), fastmath=True)
         factor = Float32(0.0) if total == 0.0 else scale * cute.arch.rcp_approx(every)
-    return factor, lse
+    return factor * key_scale(plan, scope), lse
+
+
+@cute.jit
+def key_scale(plan: Plan90, scope: Scope) -> Float32:
+    """Return the factor of keys without scales of their own, 1 without one."""
+    if cutlass.const_expr(not plan.config.key_scale):
+        return Float32(1.0)
+    return scope.given.tables.key_scale[0]
 
 
 @cute.jit

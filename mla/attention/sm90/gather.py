@@ -9,21 +9,26 @@ never meet in a bank.
 A lane holds half a tile of codes in registers. As soon as it has converted a chunk it loads the one
 of the next half in its place, so that half a tile is always in flight. Numbers of the next tile's
 entries are loaded a tile ahead. Columns in bf16 go to shared memory by cp.async.
+
+Registers are scarce: what is spilled has to arrive first. So an entry is a word, the distance from
+the cache's begin in units of 16 bytes, and its scales are words with what this lane needs of them.
 """
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32
+from cutlass import Int32, Int64, Uint32
 
 from kernelkit.device.pipelines import Ring, producer_state_at
 from kernelkit.device.shared_words import store
-from kernelkit.device.warp_mma import copy_chunk
+from kernelkit.device.warp_mma import copy_chunk, pick
 from kernelkit.device.words import float_of, four_words_if
 from mla.attention.formats import LATENT
 from mla.attention.kernel_arguments import Source
-from mla.attention.sm90.args import Entries, Held, Scope
+from mla.attention.sm90.args import Entries, Scope
 from mla.attention.sm90.dequantise import (
+    NAN_BITS,
     Scale,
+    exact_scale,
     from_e4m3,
     power_scale,
     scaled_e2m1,
@@ -48,6 +53,8 @@ AT_ONCE = 4  # entries that a warp reads at a time
 WARP_KEYS = 16
 TURNS = WARP_KEYS // AT_ONCE  # entries of a lane
 LINE_BYTES = PANEL * 2  # of a panel
+NOWHERE = 0xFFFFFFFF  # place of what is no entry
+BF16_NANS = 0x7FFF7FFF
 
 
 class Gather:
@@ -74,20 +81,29 @@ class Gather:
             for number in cutlass.range(begin, end, unroll=1):
                 self.copy(scope, which, number)
         elif begin < end:
-            held, last = make_held(form), make_last()
-            entries, numbers = make_entries(), cute.make_rmem_tensor(TURNS, Int64)
-            self.look_up(scope, which, begin, end, numbers)
-            resolve(self.plan.config.sources[which], source_of(scope, which), numbers, entries)
-            self.look_up(scope, which, begin + 1, end, numbers)
-            fetch_half(form, entries, held, False)
-            for number in cutlass.range(begin, end, unroll=1):
-                fetch_last(form, entries, last)
-                self.convert(scope, which, number, entries, (held, last), entries, False)
-                later = make_entries()
-                resolve(self.plan.config.sources[which], source_of(scope, which), numbers, later)
-                self.look_up(scope, which, number + 2, end, numbers)
-                self.convert(scope, which, number, entries, (held, last), later, True)
-                take_over(entries, later)
+            self.convert_all(scope, which, begin, end)
+
+    @cute.jit
+    def convert_all(self, scope: Scope, which: cutlass.Constexpr, begin: Int32, end: Int32) -> None:
+        """Fill the buffers of tiles [begin, end) of a source with codes."""
+        keys, source = self.plan.config.sources[which], source_of(scope, which)
+        held, last = make_held(keys.form), make_last()
+        entries, numbers = make_entries(keys.form), cute.make_rmem_tensor(TURNS, Int32)
+        self.look_up(scope, which, begin, end, numbers)
+        resolve(keys, source, numbers, entries)
+        self.look_up(scope, which, begin + 1, end, numbers)
+        for turn in cutlass.range_constexpr(TURNS):
+            for chunk in cutlass.range_constexpr(lines_of(keys.form)):
+                fetch_chunk(keys.form, source, entries, held, (turn, chunk), False)
+        for number in cutlass.range(begin, end, unroll=1):
+            fetch_last(keys.form, source, entries, last)
+            self.convert(scope, which, number, entries, (held, last), entries, False)
+            later = make_entries(keys.form)
+            resolve(keys, source, numbers, later)
+            self.look_up(scope, which, number + 2, end, numbers)
+            self.convert(scope, which, number, entries, (held, last), later, True)
+            entries.places.store(later.places.load())
+            entries.scales.store(later.scales.load())
 
     @cute.jit
     def look_up(
@@ -112,13 +128,14 @@ class Gather:
         count = count if number < end else Int32(0)
         for turn in cutlass.range_constexpr(TURNS):
             key = tile * KEYS + warp * WARP_KEYS + turn * AT_ONCE + lane // LANES
-            found = Int64(-1)
+            found = Int32(-1)
             if key < count:
                 if cutlass.const_expr(keys.listed):
-                    found = Int64(source.places[scope.work.entry, key])
+                    found = within(source.places[scope.work.entry, key], keys, source)
                 else:
-                    page = Int64(source.places[scope.work.entry, key // keys.rows])
-                    found = page * keys.rows + key % keys.rows
+                    page = source.places[scope.work.entry, key // keys.rows]
+                    if page >= 0 and page < source.store.shape[0]:
+                        found = page * keys.rows + key % keys.rows
             numbers[turn] = found
 
     @cute.jit
@@ -128,7 +145,7 @@ class Gather:
         which: cutlass.Constexpr,
         number: Int32,
         entries: Entries,
-        held: tuple[Held, Held],
+        held: tuple[cute.Tensor, cute.Tensor],
         later: Entries,
         right: cutlass.Constexpr,
     ) -> None:
@@ -144,16 +161,18 @@ class Gather:
         line = line_of(scope, buffer)
         if cutlass.const_expr(not right):
             self.mark(scope, entries, buffer)
-        self.copy_wide(form, entries, line, buffer, right)
+        self.copy_wide(form, source_of(scope, which), entries, line, (buffer, right))
+        source = source_of(scope, which)
         for turn in cutlass.range_constexpr(TURNS):
-            scales = tuple(held[0].scales[k, turn] for k in range(scale_words(form)))
-            fetch_scales(form, later, held[0], turn, not right)
+            found = Uint32(0)
             for chunk in cutlass.range_constexpr(lines_of(form)):
-                store_chunk(scope, form, held[0], scales, line, (turn, chunk), right)
-                fetch_chunk(form, later, held[0], (turn, chunk), not right)
+                place = (turn, chunk)
+                found = found | store_chunk(scope, form, held[0], entries, line, place, right)
+                fetch_chunk(form, source, later, held[0], place, not right)
+            spoil(line, turn, right, found)
         if cutlass.const_expr(form.coded > LATENT):
             if buffer == (0 if right else 1):
-                store_last(scope, form, held[1], line)
+                store_last(scope, form, held[1], entries, line)
         if cutlass.const_expr(form.wide > 0):
             cute.arch.cp_async_wait_group(0)
         cute.arch.fence_proxy("async.shared", space="cta")
@@ -163,28 +182,33 @@ class Gather:
     def copy_wide(
         self,
         form: cutlass.Constexpr,
+        source: Source,
         entries: Entries,
         line: Int32,
-        buffer: Int32,
-        right: cutlass.Constexpr,
+        piece: tuple[Int32, cutlass.Constexpr],
     ) -> None:
-        """Start the copies of the columns in bf16, if they belong to this half."""
+        """Start the copies of the columns in bf16, if they belong to this half.
+
+        piece: (buffer, whether it is the right half).
+        """
+        buffer, right = piece
         if cutlass.const_expr(form.wide > 0):
             panel = form.coded // PANEL
             if cutlass.const_expr(panel < PANELS):
                 if cutlass.const_expr(right):
-                    copy_panel(entries, line, panel, form.wide_at)
+                    copy_panel(source, entries, line, panel, form.wide_at)
             elif buffer == (0 if right else 1):
-                copy_panel(entries, line, panel, form.wide_at)
+                copy_panel(source, entries, line, panel, form.wide_at)
             cute.arch.cp_async_commit_group()
 
     @cute.jit
     def copy(self, scope: Scope, which: cutlass.Constexpr, number: Int32) -> None:
         """Copy entries in bf16 to shared memory; the barriers complete when the copies have."""
-        buffer, pipes, entries = number % BUFFERS, scope.pipes, make_entries()
-        numbers = cute.make_rmem_tensor(TURNS, Int64)
+        keys, source = self.plan.config.sources[which], source_of(scope, which)
+        buffer, pipes, entries = number % BUFFERS, scope.pipes, make_entries(keys.form)
+        numbers = cute.make_rmem_tensor(TURNS, Int32)
         self.look_up(scope, which, number, number + 1, numbers)
-        resolve(self.plan.config.sources[which], source_of(scope, which), numbers, entries)
+        resolve(keys, source, numbers, entries)
         line = line_of(scope, buffer)
         for right in cutlass.range_constexpr(2):
             ring = pipes.right if cutlass.const_expr(right) else pipes.left
@@ -192,10 +216,10 @@ class Gather:
             if cutlass.const_expr(not right):
                 self.mark(scope, entries, buffer)
             for panel in cutlass.range_constexpr(right * HALF, (right + 1) * HALF):
-                copy_panel(entries, line, panel, panel * LINE_BYTES)
+                copy_panel(source, entries, line, panel, panel * LINE_BYTES)
             if cutlass.const_expr(self.plan.panels > PANELS):
                 if buffer == 1 - right:
-                    copy_panel(entries, line, PANELS, PANELS * LINE_BYTES)
+                    copy_panel(source, entries, line, PANELS, PANELS * LINE_BYTES)
             arrive_after_copies(ring, buffer)
 
     @cute.jit
@@ -204,7 +228,7 @@ class Gather:
         lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx() - self.role.first_warp
         bits = Int32(0)
         for turn in cutlass.range_constexpr(TURNS):
-            found = cute.arch.vote_ballot_sync(entries.valid[turn] != 0)
+            found = cute.arch.vote_ballot_sync(entries.places[turn] != NOWHERE)
             for entry in cutlass.range_constexpr(AT_ONCE):
                 bits = bits | (found >> (LANES * entry) & 1) << (turn * AT_ONCE + entry)
         if lane == 0:
@@ -237,83 +261,76 @@ def unit_at(line: Int32, panel: Int32 | int, turn: cutlass.Constexpr, unit: Int3
 # ---- entries
 
 
-def make_entries() -> Entries:
+def make_entries(form: cutlass.Constexpr) -> Entries:
+    words = max(scale_words(form), 1)
     return Entries(
-        cute.make_rmem_tensor(TURNS, Int64),
-        cute.make_rmem_tensor(TURNS, Int64),
-        cute.make_rmem_tensor(TURNS, Int32),
+        cute.make_rmem_tensor(TURNS, Uint32), cute.make_rmem_tensor((words, TURNS), Uint32)
     )
 
 
 @cute.jit
-def take_over(entries: Entries, others: Entries) -> None:
-    entries.data.store(others.data.load())
-    entries.scales.store(others.scales.load())
-    entries.valid.store(others.valid.load())
+def within(number: Int32 | Int64, keys: cutlass.Constexpr, source: Source) -> Int32:
+    """Return the number of an entry, -1 for one out of range."""
+    inside = number >= 0 and number < Int64(source.store.shape[0]) * keys.rows
+    return Int32(number) if inside else Int32(-1)
 
 
 @cute.jit
 def resolve(
     keys: cutlass.Constexpr, source: Source, numbers: cute.Tensor, entries: Entries
 ) -> None:
-    """Find the entries with these numbers; a number out of range is none."""
+    """Find the entries with these numbers, and load their scales."""
     form, strides = keys.form, source.store.stride
-    most = Int64(source.store.shape[0]) * keys.rows
     for turn in cutlass.range_constexpr(TURNS):
         number = numbers[turn]
-        slot, row = Int32(number) // keys.rows, Int32(number) % keys.rows
-        begin = source.store.iterator.toint()
+        slot, row = number // keys.rows, number % keys.rows
         if cutlass.const_expr(form.plain):
             item = source.store.element_type.width // 8
-            data = begin + (Int64(slot) * strides[0] + Int64(row) * strides[1]) * item
-            entries.data[turn], entries.scales[turn] = data, data
+            data = (Int64(slot) * strides[0] + Int64(row) * strides[1]) * item
+            scales = data
         else:
-            begin = begin + Int64(slot) * strides[0]
+            begin = Int64(slot) * strides[0]
             data = begin + source.data_offset + row * form.data_bytes
-            entries.data[turn], entries.scales[turn] = data, data + form.scale_at
+            scales = data + form.scale_at
             if cutlass.const_expr(form.scale_at < 0):
                 scales = begin + source.scale_offset + row * form.scale_bytes
-                entries.scales[turn] = scales
-        entries.valid[turn] = Int32(number >= 0 and number < most)
+        entries.places[turn] = Uint32(data >> 4) if number >= 0 else Uint32(NOWHERE)
+        if cutlass.const_expr(form.scale != ""):
+            address = source.store.iterator.toint() + scales
+            fetch_scales(form, address, number >= 0, entries, turn)
+
+
+@cute.jit
+def data_of(source: Source, place: Uint32) -> Int64:
+    """Return the address of an entry's data."""
+    return source.store.iterator.toint() + (Int64(place) << 4)
 
 
 # ---- codes in registers
 
 
-def make_held(form: cutlass.Constexpr) -> Held:
-    """Return the registers of a lane for one half of its entries."""
-    lines, scales = lines_of(form), scale_words(form)
-    codes = cute.make_rmem_tensor((4, lines, TURNS), Uint32)
-    return Held(codes, cute.make_rmem_tensor((max(scales, 1), TURNS), Uint32))
+def make_held(form: cutlass.Constexpr) -> cute.Tensor:
+    """Return the registers of a lane for the codes of half a tile: (word, line, entry)."""
+    return cute.make_rmem_tensor((4, lines_of(form), TURNS), Uint32)
 
 
 def lines_of(form: cutlass.Constexpr) -> int:
-    """Lines of codes of a half, in each of two halves."""
+    """Lines of codes of a half."""
     bits = 4 if form.code == "e2m1" else 8
     return HALF * PANEL * bits // 8 // LINE
 
 
 def scale_words(form: cutlass.Constexpr) -> int:
-    """Words that hold the scales of a half of an entry, as `fetch` loads them."""
-    return {"": 0, "fp32": 2, "ue8m0": 1 if form.group == 64 else 2, "e4m3": 1}[form.scale]
-
-
-@cute.jit
-def fetch_half(
-    form: cutlass.Constexpr, entries: Entries, held: Held, right: cutlass.Constexpr
-) -> None:
-    """Load codes and scales of a half of the lane's entries."""
-    for turn in cutlass.range_constexpr(TURNS):
-        fetch_scales(form, entries, held, turn, right)
-        for chunk in cutlass.range_constexpr(lines_of(form)):
-            fetch_chunk(form, entries, held, (turn, chunk), right)
+    """Words of an entry's scales that a lane holds."""
+    return {"": 0, "fp32": 4, "ue8m0": 1, "e4m3": 1}[form.scale]
 
 
 @cute.jit
 def fetch_chunk(
     form: cutlass.Constexpr,
+    source: Source,
     entries: Entries,
-    held: Held,
+    held: cute.Tensor,
     place: cutlass.Constexpr,
     right: cutlass.Constexpr,
 ) -> None:
@@ -325,61 +342,77 @@ def fetch_chunk(
     lane = cute.arch.lane_idx() % LANES
     nbytes = form.coded * (4 if form.code == "e2m1" else 8) // 8
     begin = (right * lines_of(form) + number) * LINE
-    there = entries.valid[turn] != 0
+    there = entries.places[turn] != NOWHERE
     if cutlass.const_expr(begin + LINE > nbytes):
         there = there and begin + lane * CHUNK < nbytes
-    four = four_words_if(there, entries.data[turn] + begin + lane * CHUNK)
+    address = data_of(source, entries.places[turn]) + begin + lane * CHUNK
+    four = four_words_if(there, address)
     for k in cutlass.range_constexpr(4):
-        held.codes[k, number, turn] = four[k]
+        held[k, number, turn] = four[k]
 
 
-def make_last() -> Held:
-    """Return the registers of a lane for its part of the ninth panels of its entries."""
-    return Held(
-        cute.make_rmem_tensor((4, 1, TURNS), Uint32), cute.make_rmem_tensor((1, TURNS), Uint32)
-    )
+def make_last() -> cute.Tensor:
+    """Return the registers of a lane for its part of the ninth panels: (word, entry)."""
+    return cute.make_rmem_tensor((4, TURNS), Uint32)
 
 
 @cute.jit
-def fetch_last(form: cutlass.Constexpr, entries: Entries, last: Held) -> None:
+def fetch_last(
+    form: cutlass.Constexpr, source: Source, entries: Entries, last: cute.Tensor
+) -> None:
     """Load the ninth panels in e4m3, if there are any: four lanes of an entry have a chunk."""
     if cutlass.const_expr(form.coded > LATENT):
         lane = cute.arch.lane_idx() % LANES
         for turn in cutlass.range_constexpr(TURNS):
-            there = entries.valid[turn] != 0 and lane < LANES // 2
-            four = four_words_if(there, entries.data[turn] + LATENT + lane * CHUNK)
+            there = entries.places[turn] != NOWHERE and lane < LANES // 2
+            address = data_of(source, entries.places[turn]) + LATENT + lane * CHUNK
+            four = four_words_if(there, address)
             for k in cutlass.range_constexpr(4):
-                last.codes[k, 0, turn] = four[k]
+                last[k, turn] = four[k]
 
 
 @cute.jit
-def store_last(scope: Scope, form: cutlass.Constexpr, last: Held, line: Int32) -> None:
+def store_last(
+    scope: Scope, form: cutlass.Constexpr, last: cute.Tensor, entries: Entries, line: Int32
+) -> None:
     """Convert and store the ninth panels."""
     for turn in cutlass.range_constexpr(TURNS):
-        words = tuple(last.codes[k, 0, turn] for k in range(4))
-        scale = scale_of(scope, form, (), 0)
-        store_e4m3(form, words, scale, line, turn, PANELS)
+        words = tuple(last[k, turn] for k in range(4))
+        scale = scale_of(scope, form, entries, (turn, 0), False)
+        found = store_e4m3(form, words, scale, line, turn, PANELS)
+        spoil(line, turn, False, found)
 
 
 @cute.jit
 def fetch_scales(
     form: cutlass.Constexpr,
+    address: Int64,
+    valid: cutlass.Boolean,
     entries: Entries,
-    held: Held,
     turn: cutlass.Constexpr,
-    right: cutlass.Constexpr,
 ) -> None:
-    """Load the scales of a half of one entry: all of them, or the lane's own in e2m1."""
-    valid, start = entries.valid[turn] != 0, entries.scales[turn]
-    size = {"": 0, "fp32": 8, "ue8m0": HALF * PANEL // max(form.group, 1), "e4m3": 0}[form.scale]
-    if cutlass.const_expr(size == 8):
-        held.scales[0, turn], held.scales[1, turn] = words_if(valid, start + right * size, 2)
-    elif cutlass.const_expr(size == 4):
-        (held.scales[0, turn],) = words_if(valid, start + right * size, 1)
-    elif cutlass.const_expr(form.scale == "e4m3"):
-        # Two of a chunk of 32 columns; the word of two lanes.
-        lane = cute.arch.lane_idx() % LANES
-        (held.scales[0, turn],) = words_if(valid, start + right * 16 + lane // 2 * 4, 1)
+    """Load the scales of an entry, and keep what this lane needs.
+
+    fp32: all four. UE8M0: byte j is the scale of the lane's chunk of line j. e4m3, for e2m1: two
+    bytes for the lane's chunk of the left half, then two of the right half.
+    """
+    lane = cute.arch.lane_idx() % LANES
+    if cutlass.const_expr(form.scale == "fp32"):
+        found = four_words_if(valid, address)
+        for k in cutlass.range_constexpr(4):
+            entries.scales[k, turn] = found[k]
+    elif cutlass.const_expr(form.scale == "ue8m0" and form.group == PANEL):
+        low, high = words_if(valid, address, 2)  # two scales of a line
+        entries.scales[0, turn] = pick(low, high, 0x6420 + lane // 4 * 0x1111)
+    elif cutlass.const_expr(form.scale == "ue8m0"):
+        words = four_words_if(valid, address)  # four scales of a line
+        low = pick(words[0], words[1], 0x40 + lane // 2 * 0x11)
+        high = pick(words[2], words[3], 0x40 + lane // 2 * 0x11)
+        entries.scales[0, turn] = pick(low, high, Int32(0x5410))
+    else:
+        (low,) = words_if(valid, address + lane // 2 * 4, 1)
+        (high,) = words_if(valid, address + 16 + lane // 2 * 4, 1)
+        entries.scales[0, turn] = pick(low, high, 0x5410 + lane % 2 * 0x2222)
 
 
 @cute.jit
@@ -404,20 +437,31 @@ def words_if(
 def store_chunk(
     scope: Scope,
     form: cutlass.Constexpr,
-    held: Held,
-    scales: tuple[Uint32, ...],
+    held: cute.Tensor,
+    entries: Entries,
     line: Int32,
     place: cutlass.Constexpr,
     right: cutlass.Constexpr,
-) -> None:
-    """Convert and store the lane's chunk of a line of a half of an entry. place: (turn, line)."""
+) -> Uint32:
+    """Convert and store the lane's chunk of a line of a half of an entry.
+
+    Return a word that has one of NAN_BITS if a code is NaN. place: (turn, line).
+    """
     turn, number = place
-    words = tuple(held.codes[k, number, turn] for k in range(4))
+    words = tuple(held[k, number, turn] for k in range(4))
     if cutlass.const_expr(form.code == "e2m1"):
-        store_e2m1(words, scales[0], line, turn, right)
-    else:
-        scale = scale_of(scope, form, scales, number)
-        store_e4m3(form, words, scale, line, turn, right * HALF + 2 * number)
+        scales = entries.scales[0, turn] >> (16 if right else 0)
+        return store_e2m1(words, scales, line, turn, right)
+    scale = scale_of(scope, form, entries, place, right)
+    return store_e4m3(form, words, scale, line, turn, right * HALF + 2 * number)
+
+
+@cute.jit
+def spoil(line: Int32, turn: cutlass.Constexpr, right: cutlass.Constexpr, found: Uint32) -> None:
+    """Make an entry with a NaN NaN: one of its columns is enough, as its scores are NaN then."""
+    if found & NAN_BITS != 0:
+        lane = cute.arch.lane_idx() % LANES
+        store(unit_at(line, right * HALF, turn, lane), Uint32, (Uint32(BF16_NANS),) * 4)
 
 
 @cute.jit
@@ -428,46 +472,44 @@ def store_e4m3(
     line: Int32,
     turn: cutlass.Constexpr,
     first: cutlass.Constexpr,
-) -> None:
+) -> Uint32:
     """Store a chunk of 16 columns: two units of panel `first`, or of the next one by lanes 4 to 7,
-    which store the second unit first.
+    which store the second unit first. Return what `store_chunk` does.
     """
     lane = cute.arch.lane_idx() % LANES
-    upper = lane >= LANES // 2
+    upper, found = lane >= LANES // 2, Uint32(0)
     panel = first + lane // 4
     near = (words[2], words[3]) if upper else (words[0], words[1])
     far = (words[0], words[1]) if upper else (words[2], words[3])
-    there = True
+    there = cutlass.Boolean(True)
     if cutlass.const_expr((first + 2) * PANEL > form.coded):
         there = panel * PANEL < form.coded
-    if there:
-        for k in cutlass.range_constexpr(2):
-            pair = near if cutlass.const_expr(k == 0) else far
-            unit = 2 * (lane % 4) + (lane // 4 ^ k)
-            store(unit_at(line, panel, turn, unit), Uint32, scaled_e4m3(pair, scale))
+    for k in cutlass.range_constexpr(2):
+        pair = near if cutlass.const_expr(k == 0) else far
+        unit = 2 * (lane % 4) + (lane // 4 ^ k)
+        four, check = scaled_e4m3(pair, scale)
+        found = found | check
+        if there:
+            store(unit_at(line, panel, turn, unit), Uint32, four)
+    return found if there else Uint32(0)
 
 
 @cute.jit
 def scale_of(
     scope: Scope,
     form: cutlass.Constexpr,
-    scales: tuple[Uint32, ...],
-    number: cutlass.Constexpr,
+    entries: Entries,
+    place: cutlass.Constexpr,
+    right: cutlass.Constexpr,
 ) -> Scale:
-    """Return the scale of the lane's chunk of line `number` of a half in e4m3."""
+    """Return the scale of the lane's chunk of a line of a half in e4m3. place: (turn, line)."""
+    turn, number = place
+    number += lines_of(form) * right
     if cutlass.const_expr(form.scale == ""):
-        scale = Float32(1.0)
-        if cutlass.const_expr(scope.given.tables.key_scale is not None):
-            scale = scope.given.tables.key_scale[0]
-        return split_scale(scale)
+        return exact_scale()
     if cutlass.const_expr(form.scale == "fp32"):
-        return split_scale(float_of(scales[number]))
-    lane = cute.arch.lane_idx() % LANES
-    if cutlass.const_expr(form.group == PANEL):  # two of a line, four in a word
-        code = scales[0] >> Uint32(16 * number + lane // 4 * 8)
-    else:  # four of a line
-        code = scales[number] >> Uint32(lane // 2 * 8)
-    return power_scale(code & 0xFF)
+        return split_scale(float_of(entries.scales[number, turn]))
+    return power_scale((entries.scales[0, turn] >> (8 * number)) & 0xFF)
 
 
 @cute.jit
@@ -477,11 +519,13 @@ def store_e2m1(
     line: Int32,
     turn: cutlass.Constexpr,
     right: cutlass.Constexpr,
-) -> None:
-    """Store a chunk of 32 columns: four units of half a panel, in an order of its panel's own."""
+) -> Uint32:
+    """Store a chunk of 32 columns: four units of half a panel, in an order of its panel's own.
+
+    Return what `store_chunk` does; only scales can be NaN.
+    """
     lane = cute.arch.lane_idx() % LANES
-    pair = scales >> Uint32(lane % 2 * 16)
-    low, high = from_e4m3(pair & 0xFF), from_e4m3((pair >> 8) & 0xFF)
+    low, high = from_e4m3(scales & 0xFF), from_e4m3((scales >> 8) & 0xFF)
     panel = right * HALF + lane // 2
     for k in cutlass.range_constexpr(4):
         unit = (k + lane // 2) % 4
@@ -491,6 +535,7 @@ def store_e2m1(
         scale = high if unit >= 2 else low
         four = scaled_e2m1(word, scale, scale)
         store(unit_at(line, panel, turn, lane % 2 * 4 + unit), Uint32, four)
+    return Uint32(0)
 
 
 # ---- columns in bf16
@@ -498,13 +543,18 @@ def store_e2m1(
 
 @cute.jit
 def copy_panel(
-    entries: Entries, line: Int32, panel: cutlass.Constexpr, begin: cutlass.Constexpr
+    source: Source,
+    entries: Entries,
+    line: Int32,
+    panel: cutlass.Constexpr,
+    begin: cutlass.Constexpr,
 ) -> None:
     """Start the copies of a panel, at byte `begin` of an entry; zeros of what is no entry."""
     lane = cute.arch.lane_idx() % LANES
     for turn in cutlass.range_constexpr(TURNS):
-        source = entries.data[turn] + begin + lane * CHUNK
-        copy_chunk(unit_at(line, panel, turn, lane), source, entries.valid[turn] != 0)
+        place = entries.places[turn]
+        address = data_of(source, place) + begin + lane * CHUNK
+        copy_chunk(unit_at(line, panel, turn, lane), address, place != NOWHERE)
 
 
 @cute.jit

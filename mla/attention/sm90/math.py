@@ -22,7 +22,7 @@ from kernelkit.device.shared_words import load
 from kernelkit.device.warp_mma import pack
 from kernelkit.plan import hw
 from mla.attention.sm90.args import Lane, Reference, Scope
-from mla.attention.sm90.finish import finish
+from mla.attention.sm90.finish import finish, key_scale
 from mla.attention.sm90.mailbox import senders_of
 from mla.attention.sm90.plan import BUFFERS, KEYS, PANEL, PANELS, ROWS, TEAMS, Plan90
 from mla.attention.sm90.products import (
@@ -52,6 +52,7 @@ class Tile:
     p: cute.Tensor  # P of the own tile as the A operand
     o: cute.Tensor  # fp32, (64, 256)
     reference: Reference
+    scale_log2: Float32  # from q.k to a logit in log2 units
     q: cute.Tensor
     k: cute.Tensor  # the team's buffer
     values: tuple[cute.Tensor, ...]  # the team's columns of V in each buffer
@@ -102,6 +103,7 @@ class Math:
             p_registers(),
             accumulator(COLUMNS),
             reference,
+            scope.given.scale_log2 * key_scale(self.plan, scope),
             q_operand(self.plan, scope.buffers.q),
             k_operand(self.plan, k, team),
             tuple(v_operand(k, buffer, team) for buffer in range(BUFFERS)),
@@ -198,7 +200,7 @@ class Math:
         """
         scores, team = tile.scores, lane.team
         for element in cutlass.range_constexpr(cute.size(scores)):
-            scores[element] = scores[element] * scope.given.scale_log2
+            scores[element] = scores[element] * tile.scale_log2
         self.hide(scope, lane, tile, number)
         tops = []
         for half in cutlass.range_constexpr(2):
