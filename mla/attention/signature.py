@@ -1,4 +1,4 @@
-"""Example arguments of the host functions of all architectures: fake tensors with dynamic shapes."""
+"""Example arguments of the host functions of all architectures: fake tensors, dynamic shapes."""
 
 from typing import Any
 
