@@ -151,8 +151,9 @@ def decode(
         TypeError, ValueError, NotImplementedError: naming the value and the limit, before anything
             is compiled. The contents of integer tensors are checked on the CPU.
     """
-    fields = _dense_fields(q, kv, given_options(decode, options, _DENSE))
-    return _results(DECODE(fields), return_lse)
+    _require_flag(return_lse)
+    o, lse = DECODE(_dense_fields(q, kv, given_options(decode, options, _DENSE)))
+    return (o, lse) if return_lse else o
 
 
 @overload
@@ -215,8 +216,10 @@ def sparse_decode(
         TypeError, ValueError, NotImplementedError: naming the value and the limit, before anything
             is compiled. Counts and positions are checked on the CPU.
     """
-    fields = _sparse_fields(q, rows, indices, given_options(sparse_decode, options, _SPARSE))
-    return _results(SPARSE(fields), return_lse)
+    _require_flag(return_lse)
+    given = given_options(sparse_decode, options, _SPARSE)
+    o, lse = SPARSE(_sparse_fields(q, rows, indices, given))
+    return (o, lse) if return_lse else o
 
 
 @overload
@@ -257,8 +260,10 @@ def sparse_prefill(
     Raises:
         TypeError, ValueError, NotImplementedError: as `sparse_decode`.
     """
-    fields = _sparse_fields(q, rows, indices, given_options(sparse_prefill, options, _SPARSE))
-    return _results(SPARSE(fields | {"many": True}), return_lse)
+    _require_flag(return_lse)
+    given = given_options(sparse_prefill, options, _SPARSE)
+    o, lse = SPARSE(_sparse_fields(q, rows, indices, given) | {"many": True})
+    return (o, lse) if return_lse else o
 
 
 _DENSE, _SPARSE = defaults_of(decode), defaults_of(sparse_decode)
@@ -376,9 +381,7 @@ def _listed(
     return Listed(rows.pool, indices, counts, rows.record.name, rows.rows, *offsets)
 
 
-def _results(found: Results, return_lse: bool) -> torch.Tensor | WithLse:
-    """Return O, or (O, LSE)."""
+def _require_flag(return_lse: object) -> None:
+    """Raise TypeError for a return_lse that is no bool."""
     if return_lse is not True and return_lse is not False:
         raise TypeError(f"return_lse is {return_lse!r}, expected bool")
-    o, lse = found
-    return (o, lse) if return_lse else o

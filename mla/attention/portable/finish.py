@@ -84,8 +84,11 @@ def leave(plan: PortablePlan, scratch: Scratch, place: Place, state: State, tabl
     """Store this part's sums in the workspace."""
     thread, _, _ = cute.arch.thread_idx()
     line, o = tables.partial[place.unit, place.part, None], state.o
-    for index in cutlass.range_constexpr(cute.size(o)):
-        line[index * plan.threads + thread] = o[index]
+    for block in cutlass.range_constexpr(plan.row_blocks):
+        for tile in cutlass.range_constexpr(o.shape[1]):
+            for k in cutlass.range_constexpr(o.shape[0]):
+                register = cute.crd2idx((k, tile, block), o.layout)
+                line[register * plan.threads + thread] = o[k, tile, block]
     if thread < plan.rows:
         found = load(scratch.statistics + thread * 8, Float32, 2)
         behind = plan.rows * LATENT
