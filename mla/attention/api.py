@@ -13,6 +13,8 @@ from kernelkit.call.operator import Operator
 from kernelkit.call.prepared import Plan
 from kernelkit.call.tape import Results
 from kernelkit.call.tensors import require_type
+from kvcache.checks import require
+from kvcache.layouts.records import Record
 from kvcache.layouts.rows import Rows
 from mla.attention.arguments import Listed
 from mla.attention.choose import Decision
@@ -371,11 +373,14 @@ def _listed(
     name: str, rows: Rows | torch.Tensor, indices: torch.Tensor, counts: torch.Tensor | None
 ) -> Listed:
     """Return a cache and its entries as fields of an operator."""
-    require_type("indices" if name == "rows" else "extra_indices", indices, torch.Tensor)
+    prefix = "" if name == "rows" else f"{name}_"
+    require_type(f"{prefix}indices", indices, torch.Tensor)
+    require_type(f"{prefix}counts", counts, torch.Tensor, optional=True)
     if isinstance(rows, torch.Tensor):
         return Listed(rows, indices, counts)
     if not isinstance(rows, Rows):
         raise TypeError(f"{name} is {type(rows).__name__}, expected kvcache.Rows or torch.Tensor")
+    require(f"{name}.record", rows.record, Record)
     form_of(rows.record)
     offsets = rows.data_offset, rows.scale_offset
     return Listed(rows.pool, indices, counts, rows.record.name, rows.rows, *offsets)

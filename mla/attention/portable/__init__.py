@@ -1,1 +1,1 @@
-"""Attention to latent keys by mma.sync and cp.async, for every GPU from compute capability 8.0."""
+"""Attention to latent keys with mma.sync and cp.async, from compute capability 8.0 on."""

@@ -1,4 +1,4 @@
-"""Attention to latent keys by mma.sync: a CTA has the rows of one tile and a part of the keys.
+"""Attention to latent keys with mma.sync: a CTA has the rows of one tile and a part of the keys.
 
 The grid is entries x tiles of rows x parts, in one dimension, parts first.
 """
