@@ -11,6 +11,7 @@ from kernelkit.call.exports import exports
 if TYPE_CHECKING:
     from mla.api import Every, Selected, StepView, cached_attention, step_view
     from mla.attention.api import decode, decode_plan, sparse_decode, sparse_prefill
+    from mla.attention.warm import warmup, warmup_sparse
     from mla.compressor.api import Compressor, Tables, compress
     from mla.indexer.api import IndexQuery, prepare_query, scores, select
     from mla.workspace import Workspace, plan_workspace
@@ -34,12 +35,15 @@ __all__ = [
     "sparse_decode",
     "sparse_prefill",
     "step_view",
+    "warmup",
+    "warmup_sparse",
 ]
 
 __version__: str
 exports(__name__, {
     "mla.api": "Every Selected StepView cached_attention step_view",
     "mla.attention.api": "decode decode_plan sparse_decode sparse_prefill",
+    "mla.attention.warm": "warmup warmup_sparse",
     "mla.compressor.api": "Compressor Tables compress",
     "mla.indexer.api": "IndexQuery prepare_query scores select",
     "mla.workspace": "Workspace plan_workspace",

@@ -154,7 +154,7 @@ def decode(
             is compiled. The contents of integer tensors are checked on the CPU.
     """
     _require_flag(return_lse)
-    o, lse = DECODE(_dense_fields(q, kv, given_options(decode, options, _DENSE)))
+    o, lse = DECODE(dense_fields(q, kv, given_options(decode, options, _DENSE)))
     return (o, lse) if return_lse else o
 
 
@@ -220,7 +220,7 @@ def sparse_decode(
     """
     _require_flag(return_lse)
     given = given_options(sparse_decode, options, _SPARSE)
-    o, lse = SPARSE(_sparse_fields(q, rows, indices, given))
+    o, lse = SPARSE(sparse_fields(q, rows, indices, given))
     return (o, lse) if return_lse else o
 
 
@@ -264,7 +264,7 @@ def sparse_prefill(
     """
     _require_flag(return_lse)
     given = given_options(sparse_prefill, options, _SPARSE)
-    o, lse = SPARSE(_sparse_fields(q, rows, indices, given) | {"many": True})
+    o, lse = SPARSE(sparse_fields(q, rows, indices, given) | {"many": True})
     return (o, lse) if return_lse else o
 
 
@@ -334,17 +334,17 @@ def decode_plan(
             )
     require_names(decode, options, OTHER_NAMES)
     moves = ("q", "kv", "page_table", "kv_lens")
-    return DecodePlan(DECODE, _dense_fields(q, kv, options), moves=moves, results=("out", "lse"))
+    return DecodePlan(DECODE, dense_fields(q, kv, options), moves=moves, results=("out", "lse"))
 
 
-def _dense_fields(q: torch.Tensor, kv: torch.Tensor, options: Mapping[str, Any]) -> dict[str, Any]:
+def dense_fields(q: torch.Tensor, kv: torch.Tensor, options: Mapping[str, Any]) -> dict[str, Any]:
     """Convert arguments of `decode` to fields of `arguments.Dense`."""
     if options.get("page_table") is None:
         raise TypeError("decode needs page_table=: int32 [B, pages of an entry]")
     return {"q": q, "kv": kv, **options}
 
 
-def _sparse_fields(
+def sparse_fields(
     q: torch.Tensor,
     rows: Rows | torch.Tensor,
     indices: torch.Tensor,

@@ -14,12 +14,14 @@ from kvcache.layouts.records import FP8_584, INDEXER_FP8
 from kvcache.layouts.rows import Rows
 from mla import decode, decode_plan, sparse_decode, sparse_prefill
 from mla.attention import choose
+from mla.attention.api import sparse_fields
 from mla.attention.choose import WARP, WGMMA, Load, Tile, decision_for, split
 from mla.attention.codec import RECORDS, pack
 from mla.attention.config import Keys, LatentConfig
 from mla.attention.formats import FORMS
-from mla.attention.launch import DECODE, check_config, prepare
+from mla.attention.launch import DECODE, SPARSE, check_config, prepare
 from mla.attention.portable.plan import PortablePlan
+from mla.attention.warm import kernels_for
 
 BF16, INT = torch.bfloat16, torch.int32
 Q, KV = torch.zeros(2, 1, 4, 576, dtype=BF16), torch.zeros(3, 16, 576, dtype=BF16)
@@ -99,7 +101,7 @@ P, R584 = torch.zeros(3, 4, 512, dtype=BF16), pack(torch.zeros(2, 16, 512, dtype
 IND = torch.zeros(3, 8, dtype=torch.int64)
 ANGLES = torch.zeros(5, 32)
 ROPE = {"rope": (ANGLES, ANGLES), "positions": torch.zeros(3, dtype=torch.int64)}
-SPARSE = {
+LISTED = {
     "indices": ((P, R584, IND.float()), {}, ValueError, "indices is torch.float32"),
     "shape of indices": ((P, R584, IND[:2]), {}, ValueError, "(3, any)"),
     "no indices": ((P, R584, None), {}, TypeError, "indices is NoneType"),
@@ -133,9 +135,9 @@ SPARSE = {
 
 
 @pytest.mark.parametrize("function", [sparse_decode, sparse_prefill])
-@pytest.mark.parametrize("name", SPARSE)
+@pytest.mark.parametrize("name", LISTED)
 def test_sparse_attention_refuses(name, function, no_compile):
-    given, options, error, words = SPARSE[name]
+    given, options, error, words = LISTED[name]
     with pytest.raises(error) as caught:
         function(*given, **options)
     assert words in str(caught.value)
@@ -235,3 +237,28 @@ def test_a_plan_names_what_it_launches():
     assert (decision.parts, decision.config.parts, decision.grid) == (2, True, 4)
     check_config(decision.config, "sm_89", WARP)
     assert RECORDS[FP8_584.name] is FP8_584
+
+
+@pytest.mark.parametrize(("kernel", "arch"), [("warp", "sm_89"), ("wgmma", "sm_90a")])
+def test_a_warm_up_has_what_steps_choose(kernel, arch):
+    """On the device meta, for the decisions of steps of other sizes, dense and sparse."""
+    meta = {"arch": arch, "kernel": kernel}
+    q, kv = torch.empty(4, 2, 128, 576, device="meta", dtype=BF16), KV.to("meta")
+    dense = {"q": q, "kv": kv, "page_table": torch.empty(4, 9, device="meta", dtype=INT)} | meta
+    keys = kernels_for(DECODE.arguments(dense), range(1, 40), range(1, 20_000, 37))
+    assert len(keys) < 40
+    for batch, pages in ((1, 1), (3, 700), (33, 1000), (9, 64)):
+        table = torch.empty(batch, pages, device="meta", dtype=INT)
+        step = dense | {"q": q[:1].expand(batch, 2, 128, 576).contiguous(), "page_table": table}
+        _, decision = prepare(DECODE.arguments(step))
+        assert decision.config in [key.config for key in keys]
+    rows = replace(R584, pool=R584.pool.to("meta"))
+    indices = torch.empty(5, 640, device="meta", dtype=torch.int64)
+    q = torch.empty(5, 64, 512, device="meta", dtype=BF16)
+    fields = sparse_fields(q, rows, indices, meta)
+    keys = kernels_for(SPARSE.arguments(fields), range(1, 600), [640])
+    for tokens in (1, 2, 13, 40, 599):
+        q = torch.empty(tokens, 64, 512, device="meta", dtype=BF16)
+        indices = torch.empty(tokens, 640, device="meta", dtype=torch.int64)
+        step = SPARSE.arguments(sparse_fields(q, rows, indices, meta))
+        assert prepare(step)[1].config in [key.config for key in keys]

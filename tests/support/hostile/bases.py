@@ -14,6 +14,7 @@ import torch
 import fmha
 import gqa_lowlatency
 import kvcache
+import mla
 import moe
 import q8_0
 from blackwell_engines import parallel
@@ -207,12 +208,6 @@ def _latent() -> Given:
             "kv_lens": torch.tensor([20, 7], dtype=INT), "out": bf16(2, 1, 4, 512)}  # fmt: skip
 
 
-def _latent_plan() -> Given:
-    given = _latent()
-    del given["out"]
-    return given
-
-
 def _latent_listed() -> Given:
     return {"q": bf16(3, 4, 512), "rows": _blocks("csa"), "sinks": normal(4),
             "indices": torch.tensor([[0, 5], [3, -1], [1, 1]]),
@@ -224,7 +219,6 @@ def _latent_listed() -> Given:
 
 SPARSE_BASES = (
     Base("mla.decode", decode, _latent, ("out",)),
-    Base("mla.decode_plan", decode_plan, _latent_plan),
     Base("sparse_decode", sparse_decode, _latent_listed, ("out",)),
     Base("sparse_prefill", sparse_prefill, _latent_listed, ("out",)),
     Base("cached_attention", cached_attention, lambda: _attending(2), ("ring/pool",)),
@@ -608,6 +602,12 @@ BASES = {
         ),
         Base(
             "gqa_lowlatency.warmup", gqa_lowlatency.warmup, lambda: _warming(_decode()),
+            computed=None,
+        ),
+        Base("mla.decode_plan", decode_plan, lambda: _without(_latent(), "out"), computed=_planned),
+        Base("mla.warmup", mla.warmup, lambda: _warming(_latent()), computed=None),
+        Base(
+            "warmup_sparse", mla.warmup_sparse, lambda: _latent_listed() | {"tokens": (1, 7)},
             computed=None,
         ),
         Base("merge", fmha.merge, _merge),
