@@ -1,4 +1,8 @@
-"""DeepSeek-V4's sparse attention over the cache: compressors, indexer, window, cached attention."""
+"""Attention to latent keys, and DeepSeek-V4's sparse attention over the cache.
+
+`decode`, `sparse_decode` and `sparse_prefill` attend to latent entries of 512 or 576 columns. For
+DeepSeek-V4 there are also compressors, the indexer, the window, and `cached_attention`.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -6,6 +10,8 @@ from kernelkit.call.exports import exports
 
 if TYPE_CHECKING:
     from mla.api import Every, Selected, StepView, cached_attention, step_view
+    from mla.attention.api import decode, decode_plan, sparse_decode, sparse_prefill
+    from mla.attention.warm import warmup, warmup_sparse
     from mla.compressor.api import Compressor, Tables, compress
     from mla.indexer.api import IndexQuery, prepare_query, scores, select
     from mla.workspace import Workspace, plan_workspace
@@ -20,16 +26,24 @@ __all__ = [
     "Workspace",
     "cached_attention",
     "compress",
+    "decode",
+    "decode_plan",
     "plan_workspace",
     "prepare_query",
     "scores",
     "select",
+    "sparse_decode",
+    "sparse_prefill",
     "step_view",
+    "warmup",
+    "warmup_sparse",
 ]
 
 __version__: str
 exports(__name__, {
     "mla.api": "Every Selected StepView cached_attention step_view",
+    "mla.attention.api": "decode decode_plan sparse_decode sparse_prefill",
+    "mla.attention.warm": "warmup warmup_sparse",
     "mla.compressor.api": "Compressor Tables compress",
     "mla.indexer.api": "IndexQuery prepare_query scores select",
     "mla.workspace": "Workspace plan_workspace",

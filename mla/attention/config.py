@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from mla.attention.formats import FORMS, Form
 
 MAX_HEADS = 128
+MAX_TOKENS = 64  # of a query entry; each number has a kernel of its own
 MAX_CLUSTER = 16
 
 

@@ -1,7 +1,9 @@
 """Formats of a latent entry, as kernels read them. Plain data.
 
 K of an entry has 576 columns (512 and 64 of RoPE) or 512, V is its first 512. Sources of the byte
-counts: FlashMLA's `quant.py` and its README; `kvcache.layouts.records` has the same numbers.
+counts: FlashMLA's `quant.py` and its README (656, 584); vLLM's pull request 56893 and FlashInfer's
+`dsv41_fp8_quantize_pack_sparse_mla_cache` and `dsv41_fp4_...` (528, 288). Where scales lie apart,
+they are behind the data of all rows of a page. `kvcache.layouts.records` has the same numbers.
 """
 
 from __future__ import annotations

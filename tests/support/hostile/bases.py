@@ -14,6 +14,7 @@ import torch
 import fmha
 import gqa_lowlatency
 import kvcache
+import mla
 import moe
 import q8_0
 from blackwell_engines import parallel
@@ -33,10 +34,14 @@ from mla import (
     Workspace,
     cached_attention,
     compress,
+    decode,
+    decode_plan,
     plan_workspace,
     prepare_query,
     scores,
     select,
+    sparse_decode,
+    sparse_prefill,
     step_view,
 )
 from moe.api import InPlacePlan
@@ -197,7 +202,25 @@ def _compressing() -> Given:
             "longest": 4}  # fmt: skip
 
 
+def _latent() -> Given:
+    return {"q": bf16(2, 1, 4, 576), "kv": bf16(3, 16, 1, 576), "sinks": normal(4),
+            "page_table": torch.tensor([[2, 0], [1, 0]], dtype=INT),
+            "kv_lens": torch.tensor([20, 7], dtype=INT), "out": bf16(2, 1, 4, 512)}  # fmt: skip
+
+
+def _latent_listed() -> Given:
+    return {"q": bf16(3, 4, 512), "rows": _blocks("csa"), "sinks": normal(4),
+            "indices": torch.tensor([[0, 5], [3, -1], [1, 1]]),
+            "counts": torch.tensor([2, 1, 0], dtype=INT), "extra": bf16(2, 4, 512),
+            "extra_indices": torch.tensor([[7], [0], [3]], dtype=INT),
+            "extra_counts": torch.tensor([1, 1, 0], dtype=INT), "rope": angles(8, 32),
+            "positions": torch.arange(3), "out": bf16(3, 4, 512)}  # fmt: skip
+
+
 SPARSE_BASES = (
+    Base("mla.decode", decode, _latent, ("out",)),
+    Base("sparse_decode", sparse_decode, _latent_listed, ("out",)),
+    Base("sparse_prefill", sparse_prefill, _latent_listed, ("out",)),
     Base("cached_attention", cached_attention, lambda: _attending(2), ("ring/pool",)),
     Base("cached_attention of a chunk", cached_attention, lambda: _attending(5), ("ring/pool",)),
     Base("cached_attention of selected", cached_attention, _of_selected, ("ring/pool",)),
@@ -579,6 +602,12 @@ BASES = {
         ),
         Base(
             "gqa_lowlatency.warmup", gqa_lowlatency.warmup, lambda: _warming(_decode()),
+            computed=None,
+        ),
+        Base("mla.decode_plan", decode_plan, lambda: _without(_latent(), "out"), computed=_planned),
+        Base("mla.warmup", mla.warmup, lambda: _warming(_latent()), computed=None),
+        Base(
+            "warmup_sparse", mla.warmup_sparse, lambda: _latent_listed() | {"tokens": (1, 7)},
             computed=None,
         ),
         Base("merge", fmha.merge, _merge),
