@@ -189,10 +189,14 @@ def _mixed(arch: str) -> Iterator[Problem]:
 
 def _index_scores(arch: str) -> Iterator[Problem]:
     for name, heads in itertools.product(RECORDS, HEADS):
-        yield Problem(f"index scores {name} {heads} heads", partial(_scores, arch, name, heads))
+        own = f"index scores {name} {heads} heads"
+        yield Problem(own, partial(_scores, arch, name, heads))
+        if (arch, name) == ("sm_90a", "indexer_fp8"):
+            yield Problem(f"{own}, shared", partial(_scores, arch, name, heads, longest=9))
+            yield Problem(f"{own}, mma.sync", partial(_scores, arch, name, heads, kernel="warp"))
 
 
-def _scores(arch: str, name: str, heads: int) -> Any:
+def _scores(arch: str, name: str, heads: int, longest: int = 1, kernel: str = "auto") -> Any:
     """Three tokens of two requests; keys are any codes but NaN."""
     generator = torch.Generator().manual_seed(0)
     record, keys, block = RECORDS[name], 300, 32
@@ -208,7 +212,8 @@ def _scores(arch: str, name: str, heads: int) -> Any:
     tables = torch.randperm(2 * blocks, generator=generator).view(2, blocks).int()
     owners, counts = torch.tensor([0, 1, 1]).int(), torch.tensor([70, 33, keys]).int()
     with mock.patch("mla.indexer.scores_launch.grid_for", return_value=(1, len(q))):
-        return scores(rows, query, owners, counts, tables, torch.zeros(3, keys + 2), arch=arch)
+        options = {"longest": longest, "kernel": kernel, "arch": arch}
+        return scores(rows, query, owners, counts, tables, torch.zeros(3, keys + 2), **options)
 
 
 def _pages() -> Iterator[Problem]:

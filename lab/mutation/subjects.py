@@ -446,6 +446,9 @@ SLOTS, ROWS, TOKENS = 5, 8, 9
 # Of the indexer; one CTA comes round the ring of 8 stages and waits for each of them to be free.
 HEADS, KEYS, BLOCK = 64, 17 * 128 + 90, 32
 POSITIONS = 256
+# Tokens in groups of two: request 0 has both groups of a warpgroup and one of the other, request 1
+# one group; the ring comes round.
+SHARED = (*((0, 1300 + token) for token in range(5)), (1, 1200))
 
 
 def _random() -> torch.Generator:
@@ -507,10 +510,10 @@ def _checksum() -> Results:
         return (checksum(_pool(12288), torch.tensor([3, 0, 1]), 16, 8240, arch="sm_90a"),)
 
 
-def _queries() -> tuple[torch.Tensor, torch.Tensor]:
-    """Queries of three tokens, and weights."""
-    q = torch.randn(3, HEADS, 128, generator=_random()).bfloat16()
-    return q, torch.randn(3, HEADS, generator=_random())
+def _queries(tokens: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries, and weights."""
+    q = torch.randn(tokens, HEADS, 128, generator=_random()).bfloat16()
+    return q, torch.randn(tokens, HEADS, generator=_random())
 
 
 def _prepare(record: str) -> Results:
@@ -518,18 +521,26 @@ def _prepare(record: str) -> Results:
     return tuple(each.view(torch.uint8) for each in found)
 
 
-def _scores(record: Record, arch: str) -> Results:
-    q, weights = _queries()
+def _scores(
+    record: Record,
+    arch: str,
+    kernel: str = "warp",
+    seen: tuple[tuple[int, int], ...] = ((0, 70), (1, 33), (1, KEYS)),
+    longest: int = 1,
+) -> Results:
+    """seen: the request of each token, and the number of its keys."""
+    q, weights = _queries(len(seen))
     data, scales = quantised(q, record)
     if record is INDEXER_FP8:  # its scale is part of the weight
         data, scales = data.view(torch.float8_e4m3fn), scales[..., :0]
     blocks = -(-KEYS // BLOCK)
     query, rows = IndexQuery(data, scales, weights), _rows_of(record, BLOCK, 2 * blocks)
     tables = torch.randperm(2 * blocks, generator=_random()).view(2, blocks).int()
-    out = torch.full((3, KEYS + 2), 7.0)
-    owners, counts = torch.tensor([0, 1, 1]).int(), torch.tensor([70, 33, KEYS]).int()
+    out = torch.full((len(seen), KEYS + 2), 7.0)
+    owners, counts = torch.tensor(seen).int().T.contiguous()
     with mock.patch("mla.indexer.scores_launch.grid_for", return_value=(1, len(q))):
-        scores(rows, query, owners, counts, tables, out, arch=arch)
+        options = {"longest": longest, "kernel": kernel, "arch": arch}
+        scores(rows, query, owners, counts, tables, out, **options)
     return (out,)
 
 
@@ -575,7 +586,9 @@ CACHE: dict[str, Subject] = {
     "cache checksum": Subject(_checksum),
     "index query": Subject(lambda: _prepare("indexer_fp4")),
     "index scores warps": Subject(lambda: _scores(INDEXER_FP8, "sm_90a")),
-    "index scores tcgen05": Subject(lambda: _scores(INDEXER_FP4, "sm_100a")),
+    "index scores wgmma": Subject(lambda: _scores(INDEXER_FP8, "sm_90a", "wgmma", SHARED, 9)),
+    "index scores wgmma, one group": Subject(lambda: _scores(INDEXER_FP8, "sm_90a", "wgmma")),
+    "index scores tcgen05": Subject(lambda: _scores(INDEXER_FP4, "sm_100a", "tcgen05")),
     "index select": Subject(lambda: _select(40, 600)),
     "compressor csa": Subject(lambda: _compress("csa", (11, 6))),
     # More tokens in front of a step's window, and behind it, than a thread has rows.
@@ -650,14 +663,14 @@ REASONS: tuple[Reason, ...] = (
         "for the scale factors: it makes the inits visible to the async proxy, too",
         "init",
         "fence.mbarrier_init",
-        subject="index scores",
+        subject="index scores tcgen05",
     ),
     Reason(
         EDGE,
         "fence.proxy.async of the thread that initialises, behind it and before the same barrier, "
         "for the scale factors: it makes the inits visible to the async proxy, too",
         "init fence behind barrier",
-        subject="index scores",
+        subject="index scores tcgen05",
     ),
     Reason(
         EDGE,
@@ -688,6 +701,15 @@ REASONS: tuple[Reason, ...] = (
         "change init count -1",
         "mbarrier.init",
         subject="moe mixed, one step",
+    ),
+    Reason(
+        EDGE,
+        "the products of a warpgroup complete together, and so do the copies of a warp: the last "
+        "arrival for them announces nothing new, and the ring does not come round often enough for "
+        "a whole round to be missing",
+        "change init count -1",
+        "mbarrier.init",
+        subject="index scores wgmma",
     ),
     Reason(
         NOT_REACHED,

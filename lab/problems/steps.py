@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from kernelkit.call.launch import emulation
 from kernelkit.compile.compiler import collecting
 from kernelkit.compile.keys import KernelKey
 from kernelkit.compile.plan_names import plan_of
@@ -92,7 +93,7 @@ class Problem(family.Problem):
     def keys(self, arch: str) -> list[KernelKey]:
         """Keys of all kernels, as if they were compiled for that architecture; '' for their own."""
         arguments = self.draw(0, "cpu")
-        with collecting() as keys:
+        with collecting() as keys, emulation(arch=arch or None):
             self.peers[self.ours](*arguments)
         return [*dict.fromkeys(KernelKey(k.source, k.config, arch or k.arch) for k in keys)]
 

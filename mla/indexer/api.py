@@ -86,7 +86,8 @@ def scores(
 
     `mla.indexer.reference` is the definition. Elements of `out` from counts[t] on are not written.
     Sums are fp32; the order in which heads are added depends only on the kernel, so the bits of a
-    score do not depend on the other tokens of the step.
+    score do not depend on the other tokens of the step. Kernel 'wgmma' multiplies in e4m3: the
+    tensor core keeps 13 bits of q . k below its largest term (`kernelkit.numerics.aligned_sums`).
 
     Args:
         rows: keys, of INDEXER_FP4, INDEXER_FP8 or INDEXER_BF16. The number of rows in a page is a
@@ -98,9 +99,10 @@ def scores(
         counts: int32 [T], the number of keys that each token sees: (position + 1) // ratio.
         block_tables: int32 [B, blocks]: key s is row s % E of slot block_tables[owner, s // E].
         out: [T, S], float32 or bfloat16, the last dimension contiguous; written in place.
-        longest: the largest number of tokens of one request in this call. Only `longest > 1`
-            matters, for the grouping of tokens; it changes the speed and not the result.
-        kernel: 'auto', 'warp' (mma.sync in bf16), or 'tcgen05' (INDEXER_FP4 on sm_100a).
+        longest: the largest number of tokens of one request in this call, for the grouping of
+            tokens; it changes the speed and not the result.
+        kernel: 'auto', 'warp' (mma.sync in 16 bits), 'wgmma' (INDEXER_FP8 on sm_90a), or 'tcgen05'
+            (INDEXER_FP4 on sm_100a).
         backend, arch: see `kernelkit.call.launch.choose_target`.
 
     Raises:

@@ -48,7 +48,7 @@ class QueryParams:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoresParams:
-    """Parameters of both score kernels, `scores_kernel` and `sm100.kernel`."""
+    """Parameters of the score kernels: `scores_kernel`, `sm90.kernel` and `sm100.kernel`."""
 
     data: Word  # address of the first key of slot 0
     scales: Word

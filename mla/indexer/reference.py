@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import torch
 
+from kernelkit.numerics.aligned_sums import aligned_product
 from kvcache.layouts.rows import Rows
 from mla.indexer.formats import index_format
-from mla.indexer.quantised import dequantised
+from mla.indexer.quantised import dequantised, scale_values
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -25,9 +26,12 @@ def scores(
     tables: Tensors,
     out: torch.Tensor,
     dtype: torch.dtype = torch.float64,
+    *,
+    cut: bool = False,
 ) -> None:
     """Write the scores of each row t, s < counts[t], to out [T, S]; compute in `dtype`.
 
+    cut: whether q . k is cut off as a tensor core does it in e4m3.
     query: data, scales, weights, as `mla.indexer.api.prepare_query` returns them.
     tables: owners, counts, block_tables.
     """
@@ -36,8 +40,14 @@ def scores(
     for token, (owner, count) in enumerate(zip(owners, counts, strict=True)):
         if count:
             data, scales = key_bytes(rows, block_tables[owner], count)
-            keys = dequantised(data, scales, rows.record).to(dtype)
-            products = torch.relu(keys @ queries[token].T)
+            if cut:
+                scale = scale_values(scales, rows.record).to(dtype)
+                elements = data.contiguous().view(torch.float8_e4m3fn).float()
+                found = aligned_product(elements, queries[token].T, torch.float8_e4m3fn)
+                products = torch.relu(found.to(dtype)) * scale
+            else:
+                keys = dequantised(data, scales, rows.record).to(dtype)
+                products = torch.relu(keys @ queries[token].T)
             out[token, :count] = (products @ weights[token]).to(out.dtype)
 
 

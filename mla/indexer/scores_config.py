@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
+from typing import ClassVar
 
 from kernelkit.plan import hw
 from kvcache.layouts.records import INDEXER_BF16, INDEXER_FP4, INDEXER_FP8
 from mla.indexer.formats import WIDTH
 
 KEYS = 128  # keys in a tile
-COLUMNS = 128  # heads x tokens of a CTA, at most
+COLUMNS = 128  # heads x tokens of a CTA, at most; with wgmma, of a product
+GROUPS = 4  # products of a CTA with wgmma, if it has more than one
 HEADS = (16, 32, 64, 128)
 RECORDS = {record.name: record for record in (INDEXER_FP4, INDEXER_FP8, INDEXER_BF16)}
 PAGE_UNIT = 8  # the rows of a page are a multiple of it; lanes read this many together
@@ -38,7 +40,7 @@ NARROW_HEADS, NARROW_CTAS = 32, 4
 
 @dataclass(frozen=True)
 class ScoresConfig:
-    """Configuration common to both score kernels.
+    """Configuration common to all score kernels.
 
     record: a name of RECORDS, the format of keys and queries.
     heads: one of HEADS.
@@ -114,11 +116,13 @@ def warp_config(record: str, heads: int, tokens: int, out: str, arch: str) -> Wa
 
 
 @dataclass(frozen=True)
-class BlockScaledConfig(ScoresConfig):
-    """Configuration with tcgen05.mma of kind mxf4.
+class TiledConfig(ScoresConfig):
+    """Configuration of kernels whose keys come by TMA.
 
     box: number of rows of a page that TMA moves at a time.
     """
+
+    label: ClassVar = ("mla_indexer_scores",)  # of the kernel's name
 
     box: int
 
@@ -128,9 +132,52 @@ class BlockScaledConfig(ScoresConfig):
         return KEYS // self.box
 
 
+@dataclass(frozen=True)
+class BlockScaledConfig(TiledConfig):
+    """Configuration with tcgen05.mma of kind mxf4."""
+
+
+@dataclass(frozen=True)
+class WgmmaConfig(TiledConfig):
+    """Configuration with wgmma in e4m3.
+
+    A group of tokens fits into the columns of one product. If a CTA has one group, its warpgroups
+    multiply different keys; otherwise it has GROUPS of them, which its warpgroups share out.
+
+    at_once: tiles that a warpgroup multiplies without a pause, if the CTA has several groups.
+    """
+
+    at_once: int = 2
+
+    @property
+    def group_tokens(self) -> int:
+        """Number of tokens of a group."""
+        return min(self.tokens, COLUMNS // self.heads)
+
+    @property
+    def groups(self) -> int:
+        """Number of groups."""
+        return self.tokens // self.group_tokens
+
+    @property
+    def n(self) -> int:
+        """Number of columns of a product: heads of the tokens of a group."""
+        return self.heads * self.group_tokens
+
+
 def tokens_for(heads: int, longest: int) -> int:
     """Return the tokens of a CTA if a request has up to `longest` tokens in a step."""
     return max(1, COLUMNS // heads) if longest > 1 else 1
+
+
+def wgmma_tokens_for(heads: int, longest: int) -> int:
+    """Return the tokens of a CTA of the wgmma kernel, as `tokens_for` does.
+
+    Keys come from L2 once for all tokens of a CTA. So there are many, unless a group has all the
+    tokens of a request.
+    """
+    group = tokens_for(heads, longest)
+    return group if longest <= group else group * GROUPS
 
 
 def box_for(rows: int) -> int:

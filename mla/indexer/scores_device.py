@@ -1,4 +1,4 @@
-"""Device code of both score kernels: runs of tokens, locations of keys, results."""
+"""Device code of all score kernels: runs of tokens, locations of keys, results."""
 
 from dataclasses import dataclass
 

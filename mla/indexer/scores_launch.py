@@ -26,18 +26,25 @@ from mla.indexer.scores_config import (
     HEADS,
     PAGE_UNIT,
     BlockScaledConfig,
+    ScoresConfig,
     WarpConfig,
+    WgmmaConfig,
     box_for,
     grid_for,
     tokens_for,
     warp_config,
+    wgmma_tokens_for,
 )
-from mla.indexer.sm100.plan import make_plan
+from mla.indexer.sm90 import plan as sm90
+from mla.indexer.sm100 import plan as sm100
 
 ARCHS = ("sm_100a", "sm_90a")
-KERNELS = ("auto", "warp", "tcgen05")
+KERNELS = ("auto", "warp", "wgmma", "tcgen05")
+# Kernels that are written for one architecture: (architecture, record).
+OWN = {"wgmma": ("sm_90a", "indexer_fp8"), "tcgen05": ("sm_100a", "indexer_fp4")}
 SOURCES = {
     WarpConfig: "mla.indexer.scores_kernel",
+    WgmmaConfig: "mla.indexer.sm90.kernel",
     BlockScaledConfig: "mla.indexer.sm100.signature",
 }
 QUERY_DTYPES = {"e2m1": torch.uint8, "e4m3": torch.float8_e4m3fn, "bf16": torch.bfloat16}
@@ -76,10 +83,7 @@ class Scores:
 
 
 def run_scores(given: Scores) -> tuple[()]:
-    """Write `given.out`.
-
-    Kernel 'tcgen05' is for e2m1 on sm_100a; 'auto' chooses it there.
-    """
+    """Write `given.out`. Kernel 'auto' is that of OWN, or 'warp'."""
     given.check()
     rows, q, out = given.rows, given.q, given.out
     target = choose_target(q.device, given.backend, given.arch, ARCHS)
@@ -88,20 +92,31 @@ def run_scores(given: Scores) -> tuple[()]:
     if not (tokens and keys):
         return ()
     table = ParamTable.of(_params(given))
-    heads, at_once = q.shape[1], sms_of(q.device)
-    options = rows.record.name, heads, tokens_for(heads, given.longest), DTYPE_NAMES[out.dtype]
-    if name == "warp":
-        config = warp_config(*options, written_for(target.arch))
-        at_once *= config.ctas_per_sm
-        operands = ()
-    else:
-        config = BlockScaledConfig(*options, box=box_for(rows.rows))
-        at_once *= make_plan(config).ctas_per_sm
-        operands = (tuple(with_plain_strides(x[:, :, None]) for x in (rows.data(), q)),)
-    grid = grid_for(config, tokens, keys, at_once)
+    config, ctas_per_sm = _config_for(name, given, target)
+    operands: tuple = ()
+    if name != "warp":
+        moved = rows.data(), q.view(torch.uint8)
+        operands = (tuple(with_plain_strides(x[:, :, None]) for x in moved),)
+    grid = grid_for(config, tokens, keys, sms_of(q.device) * ctas_per_sm)
     compiled = compile_once(config, target.arch, SOURCES[type(config)])
     launch(compiled, (*operands, table, *grid), target, q.device)
     return ()
+
+
+def _config_for(name: str, given: Scores, target: Target) -> tuple[ScoresConfig, int]:
+    """Return the config of a kernel, and the number of its CTAs that share an SM."""
+    rows, heads, out = given.rows, given.q.shape[1], DTYPE_NAMES[given.out.dtype]
+    record, box = rows.record.name, box_for(rows.rows)
+    if name == "wgmma":
+        tokens = wgmma_tokens_for(heads, given.longest)
+        wgmma = WgmmaConfig(record, heads, tokens, out, box=box)
+        return wgmma, sm90.make_plan(wgmma).ctas_per_sm
+    tokens = tokens_for(heads, given.longest)
+    if name == "tcgen05":
+        block_scaled = BlockScaledConfig(record, heads, tokens, out, box=box)
+        return block_scaled, sm100.make_plan(block_scaled).ctas_per_sm
+    warp = warp_config(record, heads, tokens, out, written_for(target.arch))
+    return warp, warp.ctas_per_sm
 
 
 def _params(given: Scores) -> ScoresParams:
@@ -133,13 +148,15 @@ def _params(given: Scores) -> ScoresParams:
 def _kernel_for(kernel: str, rows: Rows, target: Target) -> str:
     if kernel not in KERNELS:
         raise ValueError(f"kernel {kernel!r}: one of {KERNELS}")
-    possible = rows.record.name == "indexer_fp4" and written_for(target.arch) == "sm_100a"
-    if kernel == "tcgen05" and not possible:
+    here = written_for(target.arch), rows.record.name
+    if kernel in OWN and OWN[kernel] != here:
+        arch, record = OWN[kernel]
         raise NotImplementedError(
-            f"kernel 'tcgen05' with record {rows.record.name} on {target.arch}: it is for "
-            "indexer_fp4 on sm_100a"
+            f"kernel {kernel!r} with record {rows.record.name} on {target.arch}: it is for "
+            f"{record} on {arch}"
         )
-    return "tcgen05" if possible and kernel != "warp" else "warp"
+    possible = [name for name, where in OWN.items() if where == here]
+    return possible[0] if possible and kernel != "warp" else "warp"
 
 
 def _check_rows(rows: Rows) -> None:

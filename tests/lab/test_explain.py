@@ -64,6 +64,9 @@ def test_a_step_is_explained_by_its_kernels_and_their_plans(printed):
     assert "mla.indexer.sm100.signature for sm_100a: " in out
     assert "Tensor memory: " in out
     assert "mla.indexer.scores_kernel for sm_100a: record indexer_fp8" in out
+    out = printed("explain.py score --rows 2 --arch sm_90a")
+    assert "mla.indexer.sm90.kernel for sm_90a: record indexer_fp8" in out
+    assert "mla.indexer.scores_kernel for sm_90a: record indexer_fp4" in out
 
 
 @pytest.mark.parametrize("flags", [

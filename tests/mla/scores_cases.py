@@ -130,11 +130,17 @@ def magnitudes(rows: Rows, query: tuple, tables: tuple, out: torch.Tensor) -> to
     return found
 
 
-def check_scores(case: Scored, device: str = "cpu", **place: str) -> torch.Tensor:
-    """Check that every score is within rounding, and nothing else is written; return the scores."""
+def check_scores(
+    case: Scored, device: str = "cpu", cut: bool = False, sums: str = "fast", **place: str
+) -> torch.Tensor:
+    """Check that every score is within rounding, and nothing else is written; return the scores.
+
+    cut: whether products are expected to be cut off as a tensor core does it in e4m3.
+    sums: of products in the emulator, see `ptxemu.Options.accumulation`.
+    """
     rows, query, tables, out = case.build(device)
     before = around(rows.pool).clone()
-    with checked():
+    with checked(sums):
         scores(rows, query, *tables, out, longest=case.longest, **place)
     assert torch.equal(around(rows.pool), before)
     wide = out.as_strided((len(out), out.stride(0)), (out.stride(0), 1), 0)
@@ -142,14 +148,14 @@ def check_scores(case: Scored, device: str = "cpu", **place: str) -> torch.Tenso
     assert (beside == UNTOUCHED).all(), "written beside the result"
     rows = Rows(like(rows.pool), rows.data_offset, rows.scale_offset, rows.rows, rows.record)
     query, tables = (tuple(x.cpu() for x in part) for part in (query, tables))
-    compare(rows, query, tables, out.cpu())
+    compare(rows, query, tables, out.cpu(), cut)
     return out
 
 
-def compare(rows: Rows, query: tuple, tables: tuple, out: torch.Tensor) -> None:
+def compare(rows: Rows, query: tuple, tables: tuple, out: torch.Tensor, cut: bool = False) -> None:
     """Compare with the definition in fp64, within errors of fp32, on the CPU."""
     exact = torch.full(out.shape, UNTOUCHED, dtype=torch.float64)
-    reference.scores(rows, query, tables, exact)
+    reference.scores(rows, query, tables, exact, cut=cut)
     limit = FP32_ERROR * magnitudes(rows, query, tables, out)
     if out.dtype == torch.bfloat16:
         limit += exact.abs() * 2.0**-8

@@ -9,10 +9,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernelkit.call.launch import ARCH_OF_CAPABILITY
+from kernelkit.call.launch import ARCH_OF_CAPABILITY, written_for
 from kvcache.layouts.rows import Rows
 from mla.indexer import api, reference
 from mla.indexer.formats import FORMATS
+from mla.indexer.scores_launch import OWN
 from mla.indexer.select_config import CLUSTERS, SelectConfig
 from tests.kvcache.movement.rows_cases import like
 from tests.mla.index_cases import Query, check_query
@@ -38,19 +39,20 @@ def test_queries(record, tokens, heads):
 
 def kernels(record: str) -> tuple[str, ...]:
     """Score kernels of a record that this GPU runs."""
-    blackwell = ARCH_OF_CAPABILITY.get(torch.cuda.get_device_capability()) != "sm_90a"
-    return ("warp", "tcgen05") if blackwell and record == "indexer_fp4" else ("warp",)
+    here = written_for(ARCH_OF_CAPABILITY[torch.cuda.get_device_capability()])
+    return "warp", *(name for name, where in OWN.items() if where == (here, record))
 
 
 @pytest.mark.parametrize("record", FORMATS)
 @pytest.mark.parametrize("heads", [16, 32, 64, 128])
 @pytest.mark.parametrize(
-    ("rows", "out", "longest"), [(32, "fp32", 1), (32, "bf16", 3), (8, "fp32", 3), (64, "fp32", 3)]
+    ("rows", "out", "longest"),
+    [(32, "fp32", 1), (32, "bf16", 3), (8, "fp32", 3), (64, "fp32", 3), (64, "fp32", 9)],
 )
 def test_scores(record, heads, rows, out, longest):
     case = Scored(record, MIXED, heads, rows, out, longest, seed=heads)
     for kernel in kernels(record):
-        check_scores(case, "cuda", kernel=kernel)
+        check_scores(case, "cuda", cut=kernel == "wgmma", kernel=kernel)
 
 
 @pytest.mark.parametrize("record", FORMATS)
@@ -67,7 +69,7 @@ def test_keys_beyond_32_bits(record):
     for kernel in kernels(record):
         found = torch.full(out.shape, UNTOUCHED, device="cuda")
         api.scores(far, tuple(x.cuda() for x in query), *moved, found, kernel=kernel)
-        compare(rows, query, tables, found.cpu())
+        compare(rows, query, tables, found.cpu(), cut=kernel == "wgmma")
 
 
 @pytest.mark.parametrize("record", FORMATS)
@@ -85,7 +87,8 @@ def test_a_graph_scores_by_other_tables(record):
         out.fill_(UNTOUCHED)
         graph.replay()
         held = Rows(like(rows.pool), rows.data_offset, rows.scale_offset, rows.rows, rows.record)
-        compare(held, *(tuple(x.cpu() for x in part) for part in (query, tables)), out.cpu())
+        query, tables = (tuple(x.cpu() for x in part) for part in (query, tables))
+        compare(held, query, tables, out.cpu(), cut=kernel == "wgmma")
 
 
 def test_tables_out_of_range():

@@ -234,6 +234,10 @@ def test_queries_are_of_the_record_of_the_keys():
         scores(**(given | {"query": as_bytes}))
     with pytest.raises(NotImplementedError, match="tcgen05' with record indexer_fp8"):
         scores(**given, kernel="tcgen05", arch="sm_100a")
+    with pytest.raises(NotImplementedError, match="wgmma' with record indexer_fp8 on sm_100a"):
+        scores(**given, kernel="wgmma", arch="sm_100a")
+    with pytest.raises(NotImplementedError, match="wgmma' with record indexer_fp4 on sm_90a"):
+        scores(**scored(SCORED), kernel="wgmma", arch="sm_90a")
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,22 @@ import itertools
 
 import pytest
 
-from cycle_model.sass.tools import HOW_TO_GET_TOOLS, resources, tools_found
+from cycle_model.sass.tools import HOW_TO_GET_TOOLS, read, resources, tools_found
 from kernelkit.compile.compiler import compile_once
 from kernelkit.plan import hw
 from mla.compressor.config import STAGED, EntryConfig, WalkConfig, WindowConfig
 from mla.compressor.launch import ARCHS, WALKED, compile_compressor
 from mla.indexer.formats import FORMATS
-from mla.indexer.scores_config import HEADS, BlockScaledConfig, tokens_for, warp_config
+from mla.indexer.scores_config import (
+    HEADS,
+    BlockScaledConfig,
+    WgmmaConfig,
+    tokens_for,
+    warp_config,
+    wgmma_tokens_for,
+)
 from mla.indexer.scores_launch import SOURCES
+from mla.indexer.sm90 import plan as sm90
 from mla.indexer.sm100.plan import ROLES, make_plan
 
 pytestmark = pytest.mark.usefixtures("whole_ptxas")
@@ -37,6 +45,11 @@ COMPRESSORS = [
 SIZES = [(heads, tokens_for(heads, longest)) for heads in HEADS for longest in (1, 2)]
 SIZES = [*dict.fromkeys(SIZES)]
 BLOCK_SCALED = [BlockScaledConfig("indexer_fp4", *size, "fp32", box=32) for size in SIZES]
+WGMMA = [
+    WgmmaConfig("indexer_fp8", heads, tokens, "fp32", box=32)
+    for heads in HEADS
+    for tokens in sorted({wgmma_tokens_for(heads, longest) for longest in (1, 2, 99)})
+]
 WARP = [
     (warp_config(record, *size, "fp32", arch), arch)
     for record, size, arch in itertools.product(FORMATS, SIZES, ARCHS)
@@ -49,6 +62,7 @@ WARP = [
     [
         *itertools.product(COMPRESSORS, ARCHS),
         *((config, "sm_100a") for config in BLOCK_SCALED),
+        *((config, "sm_90a") for config in WGMMA),
         *WARP,
     ],
     ids=str,
@@ -62,6 +76,8 @@ def test_no_config_spills(config, arch, tmp_path):
     threads, sizes = config, config
     if config in BLOCK_SCALED:
         threads, sizes = ROLES, make_plan(config)
+    if config in WGMMA:
+        threads, sizes = sm90.ROLES, sm90.make_plan(config)
     cubin = tmp_path / "kernel.cubin"
     cubin.write_bytes(compiled.cubin)
     (usage,) = resources(cubin)
@@ -71,11 +87,29 @@ def test_no_config_spills(config, arch, tmp_path):
     assert warps * per_warp <= hw.REGISTERS_PER_SM
 
 
+@pytest.mark.skipif(not tools_found(), reason=HOW_TO_GET_TOOLS)
+@pytest.mark.parametrize("config", WGMMA, ids=str)
+def test_products_overlap(config, tmp_path):
+    """ptxas has not serialised the products: the next one is in flight during an epilogue."""
+    cubin = tmp_path / "kernel.cubin"
+    cubin.write_bytes(compile_once(config, "sm_90a", SOURCES[WgmmaConfig]).cubin)
+    assert read(cubin)[0]["serialised"] is False
+
+
 @pytest.mark.parametrize("config", [*COMPRESSORS, *(config for config, _ in WARP)], ids=str)
 def test_shared_memory(config):
     """Shared memory of the CTAs on an SM, including the system's part of each, fits."""
     smem = config.smem_bytes + hw.SMEM_RESERVED_BYTES
     assert config.ctas_per_sm * smem <= hw.SMEM_BYTES_PER_SM
+
+
+def test_tokens_of_a_cta():
+    """One group if it has all tokens of a request, otherwise four."""
+    assert [wgmma_tokens_for(64, longest) for longest in (0, 1, 2, 3, 99)] == [1, 1, 2, 8, 8]
+    assert [wgmma_tokens_for(128, longest) for longest in (1, 2)] == [1, 4]
+    for config in WGMMA:
+        assert (config.groups, config.groups * config.n) in ((1, config.columns), (4, 512))
+        sm90.make_plan(config)
 
 
 @pytest.mark.parametrize("config", BLOCK_SCALED, ids=str)

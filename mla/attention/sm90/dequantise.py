@@ -39,10 +39,11 @@ def from_e4m3(code: Uint32) -> Float32:
 class Scale:
     """A scale of codes in e4m3.
 
-    near: a word with two of the nearest bf16; rest: two of what it lacks, None if it lacks nothing.
+    near: a word with two of the nearest bf16, None for 1; rest: two of what it lacks, None if it
+        lacks nothing.
     """
 
-    near: Uint32
+    near: Uint32 | None
     rest: Uint32 | None
 
 
@@ -72,7 +73,7 @@ def twice_bf16(value: Float32) -> Uint32:
 @cute.jit
 def exact_scale() -> Scale:
     """Return a scale of 1."""
-    return Scale(Uint32(0x3F803F80), None)
+    return Scale(None, None)
 
 
 @cute.jit
@@ -113,6 +114,8 @@ def widened_e4m3(word: Uint32) -> tuple[Uint32, Uint32, Uint32]:
 @cute.jit
 def times(pair: Uint32, scale: Scale) -> Uint32:
     """Two bf16 times a scale."""
+    if cutlass.const_expr(scale.near is None):
+        return pair
     if cutlass.const_expr(scale.rest is None):
         return cute.arch.inline_ptx(
             "mul.rn.bf16x2 {$w0}, {$r0}, {$r1};",

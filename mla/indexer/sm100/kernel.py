@@ -1,6 +1,7 @@
 """Scores of index keys by block-scaled MMAs: e2m1 by e2m1, UE8M0 scales, fp32 sums.
 
-Reading order: plan.py, roles/load.py, roles/mma.py, roles/epilogue.py.
+Reading order: plan.py, shared/load.py, roles/scales.py, roles/mma.py,
+roles/epilogue.py.
 """
 
 import cutlass
@@ -22,7 +23,7 @@ from mla.indexer.entry import row_address
 from mla.indexer.params import ScoresParams
 from mla.indexer.scores_config import KEYS, BlockScaledConfig
 from mla.indexer.scores_device import most_of, note_spans
-from mla.indexer.sm100.args import (
+from mla.indexer.shared.args import (
     Buffers,
     Operands,
     Pipes,
@@ -31,10 +32,12 @@ from mla.indexer.sm100.args import (
     key_box,
     query_box,
 )
-from mla.indexer.sm100.plan import ATOM_BYTES, ROLES, SCALE_BYTES, make_plan
+from mla.indexer.shared.load import Load
+from mla.indexer.shared.plan import SCALE_BYTES
+from mla.indexer.sm100.plan import ATOM_BYTES, ROLES, make_plan
 from mla.indexer.sm100.roles.epilogue import Epilogue
-from mla.indexer.sm100.roles.load import Load, Scales
 from mla.indexer.sm100.roles.mma import Mma
+from mla.indexer.sm100.roles.scales import ScaleFactors
 
 QUARTER = 32  # rows of a quarter of an atom; the words of these rows are not adjacent
 
@@ -45,7 +48,8 @@ class BlockScaledScores:
     def __init__(self, config: BlockScaledConfig) -> None:
         self.config = config
         self.plan = make_plan(config)
-        self.load, self.scales = Load(self.plan), Scales(self.plan)
+        self.load = Load(self.plan, ROLES["load"])
+        self.scales = ScaleFactors(self.plan, ROLES["scales"])
         self.mma, self.epilogue = Mma(self.plan), Epilogue(self.plan)
 
     @cute.jit
@@ -105,10 +109,10 @@ class BlockScaledScores:
         buffers = Buffers(
             spans,
             weights,
-            q_scales,
             self.buffer(smem, "key_scales", Uint32),
             self.buffer(smem, "q", Float4E2M1FN),
             self.buffer(smem, "keys", Float4E2M1FN),
+            q_scales,
             cute.arch.retrieve_tmem_ptr(Float32, 16, tmem_base),
         )
         scope = Scope(operands, params, buffers, pipes, share)

@@ -17,12 +17,10 @@ from kernelkit.plan.edges import Edge, EdgePlan, Signal
 from kernelkit.plan.smem import SmemBuffer, SmemPlan
 from kernelkit.plan.tmem import TmemPlan, TmemRange
 from kernelkit.plan.warps import Role, RolePlan
-from mla.indexer.formats import WIDTH
 from mla.indexer.scores_config import KEYS, BlockScaledConfig
+from mla.indexer.shared.plan import SCALE_BYTES, STAGE_SCALE_BYTES, TiledPlan
 
-ROW_BYTES = WIDTH // 2
-SCALE_BYTES = 4  # bytes of the scale factors of a row
-ATOM_BYTES = 512
+ATOM_BYTES = STAGE_SCALE_BYTES
 ATOM_COLUMNS = 4
 K_BLOCKS = 2  # MMAs of a product
 SCALES_OF_BLOCK = 2  # scale factors of a row in one MMA
@@ -46,10 +44,20 @@ ROLES = RolePlan(
 
 
 @dataclass(frozen=True)
-class ScoresPlan:
+class ScoresPlan(TiledPlan):
     """Everything about a config that is decided before tracing."""
 
     config: BlockScaledConfig
+
+    @property
+    def stages(self) -> int:
+        """Number of stages of the rings of keys and of scale factors."""
+        return STAGES
+
+    @property
+    def scale_steps(self) -> tuple[int, int]:
+        """Steps in an atom, which has the words of rows l, l + 32, l + 64 and l + 96 together."""
+        return ATOM_BYTES // hw.WARP_THREADS, SCALE_BYTES
 
     @property
     def n(self) -> int:
@@ -72,8 +80,8 @@ class ScoresPlan:
                 SmemBuffer("weights", 4 * self.n, align=16),
                 SmemBuffer("q_scales", ATOM_BYTES, align=128),
                 SmemBuffer("key_scales", ATOM_BYTES, STAGES, align=128),
-                SmemBuffer("q", ROW_BYTES * self.n),
-                SmemBuffer("keys", ROW_BYTES * KEYS, STAGES),
+                SmemBuffer("q", self.row_bytes * self.n),
+                SmemBuffer("keys", self.row_bytes * KEYS, STAGES),
             )
         )
 
@@ -104,9 +112,9 @@ class ScoresPlan:
     def edges(self) -> EdgePlan:
         """Producer-consumer edges between the roles."""
         queries = Edge("q", "load", "mma", 1, Signal.TMA, "queries", freed_by="exit",
-                       tx_bytes=ROW_BYTES * self.n)  # fmt: skip
+                       tx_bytes=self.row_bytes * self.n)  # fmt: skip
         keys = Edge("keys", "load", "mma", STAGES, Signal.TMA, "tile of keys",
-                    tx_bytes=ROW_BYTES * KEYS, release=Signal.UMMA)  # fmt: skip
+                    tx_bytes=self.row_bytes * KEYS, release=Signal.UMMA)  # fmt: skip
         scales = Edge("scales", "scales", "mma", STAGES, Signal.THREADS, "scale factors of keys",
                       release=Signal.UMMA)  # fmt: skip
         acc = Edge("acc", "mma", "epilogue", ACC_STAGES, Signal.UMMA, "accumulator",

@@ -34,9 +34,9 @@ EQUAL = 3  # one in EQUAL tokens has equal neighbours among its RoPE elements
 
 
 @contextmanager
-def checked():
+def checked(accumulation: str = "fast"):
     """Run emulated launches under the checker, which must report nothing; no effect on a GPU."""
-    with emulation(CHECKED) as active:
+    with emulation(replace(CHECKED, accumulation=accumulation)) as active:
         yield
     for report in active.reports:
         assert not report.findings, render(report)

@@ -11,7 +11,7 @@ from kernelkit.device import tmem
 from kernelkit.device.pipelines import consumer_state
 from mla.indexer.scores_config import KEYS
 from mla.indexer.scores_device import Run, relu, run_from, store_score
-from mla.indexer.sm100.args import Scope, tiles_of
+from mla.indexer.shared.args import Scope, tiles_of
 from mla.indexer.sm100.plan import ACC_STAGES, ROLES, TEAMS, ScoresPlan
 
 SUMS = 4  # partial sums over neighbouring heads

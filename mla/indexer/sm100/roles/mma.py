@@ -17,13 +17,13 @@ from kernelkit.device.umma import accumulator, copy_atom, shared
 from mla.indexer.formats import WIDTH
 from mla.indexer.scores_config import KEYS
 from mla.indexer.scores_device import run_from
-from mla.indexer.sm100.args import Scope, tiles_of
+from mla.indexer.shared.args import Scope, tiles_of
+from mla.indexer.shared.plan import SCALE_BYTES
 from mla.indexer.sm100.plan import (
     ACC_STAGES,
     ATOM_BYTES,
     K_BLOCKS,
     ROLES,
-    SCALE_BYTES,
     SCALES_OF_BLOCK,
     STAGES,
     ScoresPlan,

@@ -6,18 +6,20 @@ on.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint8, Uint32
 
 from kernelkit.device.boxes import Box, TmaTensor
+from kernelkit.device.fake import fake_tensor
 from kernelkit.device.pipelines import Event, Ring
 from kernelkit.plan import hw
 from mla.indexer.params import ScoresParams
 from mla.indexer.scores_config import KEYS
 from mla.indexer.scores_device import Run, slot_of
-from mla.indexer.sm100.plan import ROW_BYTES, ScoresPlan
+from mla.indexer.shared.plan import TiledPlan
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,13 @@ class Buffers:
     """On-chip memory of the CTA."""
 
     spans: cute.Tensor  # int32 (tokens + 1, 2)
-    weights: cute.Tensor  # fp32 (columns of a product)
-    q_scales: cute.Pointer  # words
+    weights: cute.Tensor  # fp32 (columns of all products)
     key_scales: cute.Pointer  # words
     q: cute.Pointer
     keys: cute.Pointer
-    tmem: cute.Pointer
+    # Blackwell
+    q_scales: cute.Pointer | None = None  # words
+    tmem: cute.Pointer | None = None
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Pipes:
     q: Event
     keys: Ring
     scales: Ring
-    acc: Ring
+    acc: Ring | None = None  # Blackwell
 
 
 @dataclass(frozen=True)
@@ -71,14 +74,20 @@ class Scope:
     share: Share
 
 
-def key_box(plan: ScoresPlan) -> Box:
+def fake_operand() -> Any:
+    """Return a stand-in for keys or queries: [slots or tokens, rows or heads, 1, bytes]."""
+    size = (cute.sym_int32() for _ in range(4))
+    return fake_tensor(Uint8, *size, align=hw.TMA_ALIGN_BYTES)
+
+
+def key_box(plan: TiledPlan) -> Box:
     """Return the box of keys of a page, in bytes."""
-    return Box(plan.config.box, ROW_BYTES, Uint8)
+    return Box(plan.config.box, plan.row_bytes, Uint8)
 
 
-def query_box(plan: ScoresPlan) -> Box:
+def query_box(plan: TiledPlan) -> Box:
     """Return the box of one token's queries, in bytes."""
-    return Box(plan.config.heads, ROW_BYTES, Uint8)
+    return Box(plan.config.heads, plan.row_bytes, Uint8)
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,7 @@ class BoxPlace:
     row: Int32
 
 
-def visits(plan: ScoresPlan) -> int:
+def visits(plan: TiledPlan) -> int:
     """Return the number of tiles that a warp looks up together."""
     return hw.WARP_THREADS // plan.config.boxes
 
@@ -101,7 +110,7 @@ def tiles_of(run: Run) -> Int32:
 
 
 @cute.jit
-def look_up(plan: ScoresPlan, scope: Scope, run: Run, tile: Int32) -> BoxPlace:
+def look_up(plan: TiledPlan, scope: Scope, run: Run, tile: Int32) -> BoxPlace:
     """Return the place of the lane's box; `tile` is the tile of visit 0."""
     lane, boxes = cute.arch.lane_idx(), plan.config.boxes
     key = (tile + lane // boxes * scope.share.ctas) * KEYS + lane % boxes * plan.config.box
@@ -113,7 +122,7 @@ def look_up(plan: ScoresPlan, scope: Scope, run: Run, tile: Int32) -> BoxPlace:
 
 
 @cute.jit
-def visits_left(plan: ScoresPlan, scope: Scope, run: Run, tile: Int32) -> Int32:
+def visits_left(plan: TiledPlan, scope: Scope, run: Run, tile: Int32) -> Int32:
     """Return the number of tiles from `tile` on, at most as many as are looked up together."""
     left = (tiles_of(run) - tile + scope.share.ctas - 1) // scope.share.ctas
     return cutlass.min(left, Int32(visits(plan)))

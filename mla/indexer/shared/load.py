@@ -1,10 +1,9 @@
-"""Load roles: one warp fetches queries and keys, another the scale factors of keys (device code).
+"""Load roles: one warp fetches queries and keys, another the scales of keys (device code).
 
-TMA brings the queries once, and then keys, one tile at a time. Scale factors of keys go into atoms,
-`AHEAD` tiles before the tensor core reads them. Lane l copies rows l, l + 32, l + 64 and l + 96 of
-a tile, since their words are adjacent in an atom. It uses cp.async, because it would have to wait
-for the result of a load; a proxy fence of the same thread makes the words visible to tcgen05.cp. A
-box without a slot gets zeros, which are valid scale factors.
+TMA brings the queries once, and then keys, one tile at a time. Scales of keys are copied word by
+word: lane l copies those of rows l, l + 32, l + 64 and l + 96 of a tile. It uses cp.async, because
+it would have to wait for the result of a load. A box without a slot gets zeros, which are valid
+scales.
 """
 
 import cutlass
@@ -15,9 +14,10 @@ from cutlass.pipeline import PipelineState
 from kernelkit.device.boxes import BoxPosition, copy_in
 from kernelkit.device.pipelines import producer_state
 from kernelkit.plan import hw
+from kernelkit.plan.warps import Role
 from mla.indexer.scores_config import KEYS
 from mla.indexer.scores_device import run_from
-from mla.indexer.sm100.args import (
+from mla.indexer.shared.args import (
     BoxPlace,
     Scope,
     key_box,
@@ -27,25 +27,28 @@ from mla.indexer.sm100.args import (
     visits,
     visits_left,
 )
-from mla.indexer.sm100.plan import AHEAD, ATOM_BYTES, ROLES, SCALE_BYTES, STAGES, ScoresPlan
+from mla.indexer.shared.plan import SCALE_BYTES, STAGE_SCALE_BYTES, TiledPlan
 
 QUARTERS = KEYS // hw.WARP_THREADS
 NOWHERE = 0
 
 
 class Scales:
-    """Device code that fills the ring of scale factors."""
+    """Device code that fills the ring of scales.
 
-    def __init__(self, plan: ScoresPlan) -> None:
+    The copies themselves complete a barrier, so the warp does not wait for them.
+    """
+
+    def __init__(self, plan: TiledPlan, role: Role) -> None:
         self.plan = plan
-        self.role = ROLES["scales"]
+        self.role = role
 
     @cute.jit
     def run(self, scope: Scope) -> None:
         """Run the role."""
         plan, share, pipe = self.plan, scope.share, scope.pipes.scales
-        state, arrived = producer_state(STAGES), producer_state(STAGES)
-        begin, pending = Int32(0), Int32(0)
+        state = producer_state(plan.stages)
+        begin = Int32(0)
         while begin < plan.config.tokens:
             run = run_from(scope.buffers.spans, begin)
             begin = run.end
@@ -55,19 +58,8 @@ class Scales:
                 for visit in cutlass.range(visits_left(plan, scope, run, first), unroll=1):
                     pipe.wait_free(state)
                     self.fetch(scope, words, visit, state)
+                    cute.arch.cp_async_mbarrier_arrive_noinc(pipe.barrier(state.index))
                     state.advance()
-                    pending += 1
-                    if pending > AHEAD:
-                        cute.arch.cp_async_wait_group(AHEAD)
-                        cute.arch.fence_proxy("async.shared", space="cta")
-                        pipe.signal(arrived.index)
-                        arrived.advance()
-                        pending -= 1
-        cute.arch.cp_async_wait_group(0)
-        cute.arch.fence_proxy("async.shared", space="cta")
-        for _ in cutlass.range(pending, unroll=1):
-            pipe.signal(arrived.index)
-            arrived.advance()
 
     @cute.jit
     def words_of(self, scope: Scope, place: BoxPlace) -> Int64:
@@ -78,13 +70,14 @@ class Scales:
 
     @cute.jit
     def fetch(self, scope: Scope, words: Int64, visit: Int32, state: PipelineState) -> None:
-        """Start to copy the words of the tile of a visit, as one group.
+        """Start to copy the words of the tile of a visit.
 
         words: address of the lane's box.
         """
         config, lane = self.plan.config, cute.arch.lane_idx()
-        target = scope.buffers.key_scales.toint() + state.index * ATOM_BYTES
-        target += lane * (QUARTERS * SCALE_BYTES)
+        step, quarter_step = self.plan.scale_steps
+        target = scope.buffers.key_scales.toint() + state.index * STAGE_SCALE_BYTES
+        target += lane * step
         for quarter in cutlass.range_constexpr(QUARTERS):
             begin = quarter * hw.WARP_THREADS
             if cutlass.const_expr(config.box >= hw.WARP_THREADS):
@@ -93,8 +86,7 @@ class Scales:
                 box, row = begin // config.box + lane // config.box, lane % config.box
             first = cute.arch.shuffle_sync(words, visit * config.boxes + box)
             place = first + row * SCALE_BYTES
-            copy_word(target + quarter * SCALE_BYTES, place, first != NOWHERE)
-        cute.arch.cp_async_commit_group()
+            copy_word(target + quarter * quarter_step, place, first != NOWHERE)
 
 
 @cute.jit
@@ -113,16 +105,16 @@ class Load:
     Tokens after the last one, and boxes without a slot, arrive as zeros.
     """
 
-    def __init__(self, plan: ScoresPlan) -> None:
+    def __init__(self, plan: TiledPlan, role: Role) -> None:
         self.plan = plan
-        self.role = ROLES["load"]
+        self.role = role
 
     @cute.jit
     def run(self, scope: Scope) -> None:
         """Run the role."""
         plan, share = self.plan, scope.share
         self.fetch_queries(scope)
-        state = producer_state(STAGES)
+        state = producer_state(plan.stages)
         begin = Int32(0)
         while begin < plan.config.tokens:
             run = run_from(scope.buffers.spans, begin)
