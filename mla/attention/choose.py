@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -21,31 +21,44 @@ from mla.attention.arguments import MAX_PARTS, Arguments
 from mla.attention.config import MAX_CLUSTER, LatentConfig
 from mla.attention.formats import LATENT
 from mla.attention.portable.plan import KEYS, PortablePlan
+from mla.attention.sm90.plan import KEYS as KEYS_90
+from mla.attention.sm90.plan import MAIL_ROWS, PARTIAL_WORDS, Plan90
 
 KEPT = 1024  # cached decisions
 WARP, WGMMA = "mla.attention.portable.kernel", "mla.attention.sm90.kernel"
 # architecture that a kernel is written for -> names for users -> module, the default first
 KERNELS = {
-    "sm_90a": {"warp": WARP, "wgmma": WGMMA},
+    "sm_90a": {"wgmma": WGMMA, "warp": WARP},
     "sm_100a": {"warp": WARP},
     PORTABLE: {"warp": WARP},
 }
 ARCHS = tuple(KERNELS)
-ROWS_OF_WGMMA, KEYS_OF_WGMMA = 64, 64  # of a tile
-MOST_OWNED = 72  # rows that all CTAs of a cluster finish together, padding included
+# Microseconds that an H200 took (notes/mla.md): a CTA without its tiles; a tile that TMA brings, or
+# that threads gather; a row that a CTA of a cluster sends, and one that it finishes; a merge of
+# parts, and a row of a part in it.
+FIXED_US, TILE_US, GATHERED_US = 6.0, 1.4, 4.0
+SENT_US, OWNED_US, MERGE_US, MERGED_US = 0.04, 0.09, 2.0, 0.06
 # The last part reads the sums of all parts: about 650 ns for each, as long as ten keys take.
 KEYS_OF_MERGE = 10
 # With `batch_invariant` the split depends on the keys alone.
-MIN_KEYS_OF_FIXED_PART, MAX_FIXED_PARTS, FIXED_CLUSTER = 512, 16, 4
+MIN_KEYS_OF_FIXED_PART, MAX_FIXED_PARTS = 512, 16
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Tile of one kernel: query rows, keys, and whether CTAs form clusters."""
+    """Tile of one kernel.
+
+    rows, keys: of a tile.
+    count: row tiles of an entry.
+    clustered: whether CTAs form clusters.
+    gathered: whether threads gather keys, since TMA cannot bring them.
+    """
 
     rows: int
     keys: int
-    clustered: bool
+    count: int
+    clustered: bool = False
+    gathered: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,10 +106,12 @@ class Decision:
         """Shape of the workspace in fp32 (units, parts, words); zeros without parts."""
         if not self.config.parts:
             return 0, 0, 0
+        units = self.entries * self.row_tiles
+        if self.kernel == WGMMA:
+            owned = Plan90(self.config).owned_rows
+            return units * self.config.cluster, self.parts, owned * PARTIAL_WORDS
         rows = tile_of(self.kernel, self.config).rows
-        cluster = self.config.cluster
-        units = self.entries * self.row_tiles * cluster
-        return units, self.parts, -(-rows // cluster) * (LATENT + 2)
+        return units, self.parts, rows * (LATENT + 2)
 
     @property
     def workspace_bytes(self) -> int:
@@ -143,15 +158,13 @@ def decision_for(
     limit: returns how many clusters of so many CTAs run at once; None for no limit.
     """
     tile = tile_of(kernel, config)
-    row_tiles = -(-config.heads * config.tokens // tile.rows)
-    cluster, parts = split(tile, row_tiles, load, limit)
-    chosen = _with(config, cluster, parts)
-    return Decision(chosen, kernel, parts, row_tiles, load.entries)
-
-
-def _with(config: LatentConfig, cluster: int, parts: int) -> LatentConfig:
-    fields = {name: getattr(config, name) for name in LatentConfig.__dataclass_fields__}
-    return LatentConfig(**fields | {"cluster": cluster, "parts": parts > 1})
+    cluster, parts = split(tile, load, limit)
+    chosen = replace(config, cluster=cluster, parts=parts > 1)
+    if tile.clustered and cluster * parts == 1 and load.entries * tile.count >= load.sms:
+        # Two row tiles that get the same keys by multicast take 2 % less (notes/mla.md).
+        shared = tile.count % 2 == 0 and not tile.gathered and not load.batch_invariant
+        chosen = replace(chosen, sharers=2 if shared else 1)
+    return Decision(chosen, kernel, parts, tile.count, load.entries)
 
 
 def kernel_of(name: str, arch: str) -> str:
@@ -167,38 +180,58 @@ def kernel_of(name: str, arch: str) -> str:
 def tile_of(kernel: str, config: LatentConfig) -> Tile:
     """Return the tile of a kernel."""
     if kernel == WARP:
-        return Tile(PortablePlan(config).rows, KEYS, False)
-    return Tile(ROWS_OF_WGMMA, KEYS_OF_WGMMA, True)
+        rows = PortablePlan(config).rows
+        return Tile(rows, KEYS, -(-config.heads * config.tokens // rows))
+    plan = Plan90(config)
+    return Tile(plan.tiles.rows, KEYS_90, plan.tiles.count, True, not plan.by_tma)
 
 
-def split(tile: Tile, row_tiles: int, load: Load, limit: Places | None = None) -> tuple[int, int]:
+def split(tile: Tile, load: Load, limit: Places | None = None) -> tuple[int, int]:
     """Return (CTAs of a cluster, clusters that share a unit).
 
     Chosen so that about all SMs have work in one wave, and each CTA has at least one tile.
     """
-    units = row_tiles * (1 if load.batch_invariant else max(load.entries, 1))
+    if load.many:
+        return load.cluster or 1, load.parts or 1
+    if tile.clustered:
+        return _cheapest(tile, load, limit or (lambda width: load.sms // width))
+    units = tile.count * (1 if load.batch_invariant else max(load.entries, 1))
     tiles = max(-(-load.keys // tile.keys), 1)
-    if load.cluster or not tile.clustered or load.many:
-        cluster = load.cluster or 1
-        if load.parts or load.many:
-            return cluster, load.parts or 1
-        return cluster, _parts(units * cluster, -(-tiles // cluster), load, tile)
-    if load.parts:
-        wanted = max(load.sms // (units * load.parts), 1)
-        return _cluster(tile, min(wanted, -(-tiles // load.parts)), units * load.parts, limit), (
-            load.parts
-        )
+    return 1, load.parts or _parts(units, tiles, load)
+
+
+def _cheapest(tile: Tile, load: Load, limit: Places) -> tuple[int, int]:
+    """Return the split that takes least time by the estimate of `cost_us`."""
     if load.batch_invariant:
-        cluster = _cluster(tile, min(FIXED_CLUSTER, tiles), 1, limit)
-        return cluster, max(1, min(load.keys // (MIN_KEYS_OF_FIXED_PART * cluster), 8))
-    wanted = max(min(load.sms // units, tiles), 1)
-    cluster = _cluster(tile, wanted, units, limit)
-    if cluster < MAX_CLUSTER // 2 or wanted < 2 * cluster:
-        return cluster, 1
-    return cluster, max(1, min(wanted // cluster, MAX_PARTS, _worthwhile(load.keys // cluster)))
+        load = replace(load, entries=1)
+    widths = [load.cluster] if load.cluster else range(1, MAX_CLUSTER + 1)
+    tiles, best = max(-(-load.keys // tile.keys), 1), (math.inf, 1, 1)
+    for width in widths:
+        if not fits(tile, width):
+            continue
+        most = max(min(limit(width) // (max(load.entries, 1) * tile.count), -(-tiles // width)), 1)
+        for parts in [load.parts] if load.parts else range(1, min(most, MAX_PARTS) + 1):
+            best = min(best, (cost_us(tile, load, width, parts, limit(width)), width, parts))
+    return best[1] if best[0] < math.inf else load.cluster, best[2]
 
 
-def _parts(units: int, tiles: int, load: Load, tile: Tile) -> int:
+def cost_us(tile: Tile, load: Load, cluster: int, parts: int, at_once: int) -> float:
+    """Estimate the microseconds of a launch on an H200.
+
+    at_once: clusters that run at the same time.
+    """
+    tiles = -(-max(-(-load.keys // tile.keys), 1) // (cluster * parts))
+    waves = -(-max(load.entries, 1) * tile.count * parts // max(at_once, 1))
+    each = FIXED_US + tiles * (GATHERED_US if tile.gathered else TILE_US)
+    owned = -(-tile.rows // cluster)
+    if cluster > 1:
+        each += SENT_US * tile.rows * (1 - 1 / cluster) + OWNED_US * owned
+    if parts > 1:
+        each += MERGE_US + MERGED_US * owned * parts
+    return waves * each
+
+
+def _parts(units: int, tiles: int, load: Load) -> int:
     """Return the CTAs that share a unit without a cluster."""
     if load.batch_invariant:
         return max(1, min(load.keys // MIN_KEYS_OF_FIXED_PART, MAX_FIXED_PARTS))
@@ -210,18 +243,9 @@ def _worthwhile(keys: int) -> int:
     return math.isqrt(keys // KEYS_OF_MERGE)
 
 
-def _cluster(tile: Tile, wanted: int, units: int, limit: Places | None) -> int:
-    """Return the largest possible cluster of at most `wanted` CTAs, all of which run at once."""
-    widths = [width for width in range(1, min(wanted, MAX_CLUSTER) + 1) if fits(tile, width)]
-    for width in reversed(widths):
-        if limit is None or width == 1 or limit(width) >= units:
-            return width
-    return 1
-
-
 def fits(tile: Tile, cluster: int) -> bool:
     """Whether the CTAs of a cluster can divide the rows of a tile."""
-    return cluster * -(-tile.rows // cluster) <= MOST_OWNED
+    return cluster * -(-tile.rows // cluster) <= MAIL_ROWS
 
 
 def entries_of(arguments: Arguments) -> int:

@@ -23,6 +23,7 @@ from mla.attention.choose import ARCHS, WARP, Decision, decide
 from mla.attention.config import LatentConfig
 from mla.attention.formats import LATENT
 from mla.attention.portable.plan import PortablePlan
+from mla.attention.sm90.plan import Plan90
 
 MAX_CTAS = (1 << 31) - 1
 
@@ -53,6 +54,8 @@ def check_config(config: LatentConfig, arch: str, module: str) -> None:
     """Raise ValueError or NotImplementedError for what the kernel of `arch` does not support."""
     if module == WARP:
         PortablePlan(config, arch).check()
+    else:
+        Plan90(config).check()
 
 
 def launched(arguments: Arguments, target: Target, decision: Decision) -> Results:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32
+from cutlass import Boolean, Int32
 
 from kernelkit.device.boxes import TmaTensor
 from kernelkit.device.pipelines import Event, Ring
@@ -93,6 +93,3 @@ class Reference:
 
     row_max: cute.Tensor  # in log2 units, may lag the maximum by LAG_LOG2
     row_sum: cute.Tensor  # of the weights of this thread's tiles
-
-
-__all__ = ["Float32", "Lane", "Pipes", "Reference", "Scope", "Work"]

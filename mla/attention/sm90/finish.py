@@ -21,11 +21,10 @@ from kernelkit.plan.log2 import LN_2
 from mla.attention.formats import LATENT
 from mla.attention.sm90 import mailbox
 from mla.attention.sm90.args import Lane, Reference, Scope
-from mla.attention.sm90.plan import HALF, PANEL, ROWS, TEAMS, Plan90
+from mla.attention.sm90.plan import HALF, PANEL, PARTIAL_WORDS, ROWS, TEAMS, Plan90
 
 SUMS = 1  # of numbers of rows in shared memory: maxima, then sums
 COLUMNS = HALF * PANEL
-WORDS = LATENT + 4  # fp32 of a row in the workspace, a multiple of 16 bytes
 AHEAD = 4  # parts that are loaded at once
 VECTORS = LATENT // mailbox.VECTOR
 
@@ -180,6 +179,11 @@ def post(
     Both teams have read theirs here, so that the rows to send may replace them.
     """
     if cutlass.const_expr(plan.config.cluster > 1):
+        # A release by every warp would wait for memory. One warp's, behind a barrier of all that
+        # have read the keys, stands for all.
+        meet(plan.barriers, "math")
+        if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
+            cute.arch.fence_acq_rel_cluster()
         cute.arch.cluster_arrive_relaxed()
     mailbox.lay_out(plan, scope, lane, o, tops, sums)
     meet(plan.barriers, "math")
@@ -277,7 +281,7 @@ def leave(
 @cute.jit
 def line_of(scope: Scope, unit: Int32, part: Int32, slot: Int32) -> cute.Pointer:
     """Return the row of a part in the workspace."""
-    return scope.given.tables.partial[unit, part, None].iterator + slot * WORDS
+    return scope.given.tables.partial[unit, part, None].iterator + slot * PARTIAL_WORDS
 
 
 @cute.jit

@@ -78,32 +78,42 @@ class Gather:
         """Fill the buffers of this CTA's tiles [begin, end), whose keys are of one source."""
         form = self.plan.config.sources[which].form
         if cutlass.const_expr(form.plain and not form.code):
+            numbers = cute.make_rmem_tensor(TURNS, Int32)
+            self.look_up(scope, which, begin, end, numbers)
             for number in cutlass.range(begin, end, unroll=1):
-                self.copy(scope, which, number)
+                self.copy(scope, which, number, end, numbers)
         elif begin < end:
             self.convert_all(scope, which, begin, end)
 
     @cute.jit
     def convert_all(self, scope: Scope, which: cutlass.Constexpr, begin: Int32, end: Int32) -> None:
-        """Fill the buffers of tiles [begin, end) of a source with codes."""
+        """Fill the buffers of tiles [begin, end) of a source with codes, half by half.
+
+        One copy of the code serves both halves: an SM's caches of instructions are small.
+        """
         keys, source = self.plan.config.sources[which], source_of(scope, which)
         held, last = make_held(keys.form), make_last()
-        entries, numbers = make_entries(keys.form), cute.make_rmem_tensor(TURNS, Int32)
+        entries, following = make_entries(keys.form), make_entries(keys.form)
+        numbers = cute.make_rmem_tensor(TURNS, Int32)
         self.look_up(scope, which, begin, end, numbers)
         resolve(keys, source, numbers, entries)
         self.look_up(scope, which, begin + 1, end, numbers)
         for turn in cutlass.range_constexpr(TURNS):
             for chunk in cutlass.range_constexpr(lines_of(keys.form)):
-                fetch_chunk(keys.form, source, entries, held, (turn, chunk), False)
-        for number in cutlass.range(begin, end, unroll=1):
-            fetch_last(keys.form, source, entries, last)
-            self.convert(scope, which, number, entries, (held, last), entries, False)
-            later = make_entries(keys.form)
-            resolve(keys, source, numbers, later)
-            self.look_up(scope, which, number + 2, end, numbers)
-            self.convert(scope, which, number, entries, (held, last), later, True)
-            entries.places.store(later.places.load())
-            entries.scales.store(later.scales.load())
+                fetch_chunk(keys.form, source, entries, held, (turn, chunk), Int32(0))
+        for step in cutlass.range(2 * begin, 2 * end, unroll=1):
+            number, half = step // 2, step % 2
+            if half == 0:
+                same_entries(keys.form, source, entries, following)
+                fetch_last(keys.form, source, entries, last)
+            else:
+                resolve(keys, source, numbers, following)
+                self.look_up(scope, which, number + 2, end, numbers)
+            self.convert(scope, which, (number, half), entries, (held, last), following)
+            if half == 1:
+                take_over(entries, following)
+            elif cutlass.const_expr(keys.form.scale == "fp32"):
+                take_over(entries, following)
 
     @cute.jit
     def look_up(
@@ -143,40 +153,44 @@ class Gather:
         self,
         scope: Scope,
         which: cutlass.Constexpr,
-        number: Int32,
+        place: tuple[Int32, Int32],
         entries: Entries,
         held: tuple[cute.Tensor, cute.Tensor],
-        later: Entries,
-        right: cutlass.Constexpr,
+        following: Entries,
     ) -> None:
         """Convert what the lane holds of one half, once its buffer is free, and load the next half.
 
         Args:
+            place: (tile of this CTA, half).
             held: the half, and the ninth panel if it is in e4m3.
-            later: entries of the next half.
+            following: entries of the next half.
         """
-        form, buffer = self.plan.config.sources[which].form, number % BUFFERS
-        ring = scope.pipes.right if cutlass.const_expr(right) else scope.pipes.left
-        ring.wait_free(producer_state_at(BUFFERS, number))
+        form, source = self.plan.config.sources[which].form, source_of(scope, which)
+        (number, half), pipes = place, scope.pipes
+        buffer, state = number % BUFFERS, producer_state_at(BUFFERS, number)
         line = line_of(scope, buffer)
-        if cutlass.const_expr(not right):
+        if half == 0:
+            pipes.left.wait_free(state)
             self.mark(scope, entries, buffer)
-        self.copy_wide(form, source_of(scope, which), entries, line, (buffer, right))
-        source = source_of(scope, which)
+        else:
+            pipes.right.wait_free(state)
+        self.copy_wide(form, source, entries, line, (buffer, half))
         for turn in cutlass.range_constexpr(TURNS):
             found = Uint32(0)
             for chunk in cutlass.range_constexpr(lines_of(form)):
-                place = (turn, chunk)
-                found = found | store_chunk(scope, form, held[0], entries, line, place, right)
-                fetch_chunk(form, source, later, held[0], place, not right)
-            spoil(line, turn, right, found)
+                found = found | store_chunk(form, held[0], entries, line, (turn, chunk), half)
+                fetch_chunk(form, source, following, held[0], (turn, chunk), 1 - half)
+            spoil(line, turn, half, found)
         if cutlass.const_expr(form.coded > LATENT):
-            if buffer == (0 if right else 1):
-                store_last(scope, form, held[1], entries, line)
+            if half != buffer:
+                store_last(form, held[1], line)
         if cutlass.const_expr(form.wide > 0):
             cute.arch.cp_async_wait_group(0)
         cute.arch.fence_proxy("async.shared", space="cta")
-        ring.signal(buffer)
+        if half == 0:
+            pipes.left.signal(buffer)
+        else:
+            pipes.right.signal(buffer)
 
     @cute.jit
     def copy_wide(
@@ -185,30 +199,31 @@ class Gather:
         source: Source,
         entries: Entries,
         line: Int32,
-        piece: tuple[Int32, cutlass.Constexpr],
+        piece: tuple[Int32, Int32],
     ) -> None:
-        """Start the copies of the columns in bf16, if they belong to this half.
-
-        piece: (buffer, whether it is the right half).
-        """
-        buffer, right = piece
+        """Start the copies of the columns in bf16, if they belong to this piece: (buffer, half)."""
+        buffer, half = piece
         if cutlass.const_expr(form.wide > 0):
             panel = form.coded // PANEL
-            if cutlass.const_expr(panel < PANELS):
-                if cutlass.const_expr(right):
-                    copy_panel(source, entries, line, panel, form.wide_at)
-            elif buffer == (0 if right else 1):
+            mine = half == 1 if cutlass.const_expr(panel < PANELS) else half != buffer
+            if mine:
                 copy_panel(source, entries, line, panel, form.wide_at)
             cute.arch.cp_async_commit_group()
 
     @cute.jit
-    def copy(self, scope: Scope, which: cutlass.Constexpr, number: Int32) -> None:
+    def copy(
+        self,
+        scope: Scope,
+        which: cutlass.Constexpr,
+        number: Int32,
+        end: Int32,
+        numbers: cute.Tensor,
+    ) -> None:
         """Copy entries in bf16 to shared memory; the barriers complete when the copies have."""
         keys, source = self.plan.config.sources[which], source_of(scope, which)
         buffer, pipes, entries = number % BUFFERS, scope.pipes, make_entries(keys.form)
-        numbers = cute.make_rmem_tensor(TURNS, Int32)
-        self.look_up(scope, which, number, number + 1, numbers)
         resolve(keys, source, numbers, entries)
+        self.look_up(scope, which, number + 1, end, numbers)
         line = line_of(scope, buffer)
         for right in cutlass.range_constexpr(2):
             ring = pipes.right if cutlass.const_expr(right) else pipes.left
@@ -301,6 +316,28 @@ def resolve(
 
 
 @cute.jit
+def same_entries(
+    form: cutlass.Constexpr, source: Source, entries: Entries, others: Entries
+) -> None:
+    """Copy entries for their right half; scales in fp32 are loaded, since a lane has those of one
+    half.
+    """
+    take_over(others, entries)
+    if cutlass.const_expr(form.scale == "fp32"):
+        for turn in cutlass.range_constexpr(TURNS):
+            place = entries.places[turn]
+            address = data_of(source, place) + form.scale_at + 8
+            found = words_if(place != NOWHERE, address, 2)
+            others.scales[0, turn], others.scales[1, turn] = found
+
+
+@cute.jit
+def take_over(entries: Entries, others: Entries) -> None:
+    entries.places.store(others.places.load())
+    entries.scales.store(others.scales.load())
+
+
+@cute.jit
 def data_of(source: Source, place: Uint32) -> Int64:
     """Return the address of an entry's data."""
     return source.store.iterator.toint() + (Int64(place) << 4)
@@ -322,7 +359,7 @@ def lines_of(form: cutlass.Constexpr) -> int:
 
 def scale_words(form: cutlass.Constexpr) -> int:
     """Words of an entry's scales that a lane holds."""
-    return {"": 0, "fp32": 4, "ue8m0": 1, "e4m3": 1}[form.scale]
+    return {"": 0, "fp32": 2, "ue8m0": 1, "e4m3": 1}[form.scale]
 
 
 @cute.jit
@@ -332,21 +369,20 @@ def fetch_chunk(
     entries: Entries,
     held: cute.Tensor,
     place: cutlass.Constexpr,
-    right: cutlass.Constexpr,
+    half: Int32,
 ) -> None:
     """Load the lane's chunk of a line of a half of an entry; zeros of what is no entry.
 
     place: (turn, line).
     """
     turn, number = place
-    lane = cute.arch.lane_idx() % LANES
+    lane, lines = cute.arch.lane_idx() % LANES, lines_of(form)
     nbytes = form.coded * (4 if form.code == "e2m1" else 8) // 8
-    begin = (right * lines_of(form) + number) * LINE
+    begin = (half * lines + number) * LINE + lane * CHUNK
     there = entries.places[turn] != NOWHERE
-    if cutlass.const_expr(begin + LINE > nbytes):
-        there = there and begin + lane * CHUNK < nbytes
-    address = data_of(source, entries.places[turn]) + begin + lane * CHUNK
-    four = four_words_if(there, address)
+    if cutlass.const_expr(nbytes < 2 * lines * LINE and number == lines - 1):
+        there = there and begin < nbytes
+    four = four_words_if(there, data_of(source, entries.places[turn]) + begin)
     for k in cutlass.range_constexpr(4):
         held[k, number, turn] = four[k]
 
@@ -372,15 +408,12 @@ def fetch_last(
 
 
 @cute.jit
-def store_last(
-    scope: Scope, form: cutlass.Constexpr, last: cute.Tensor, entries: Entries, line: Int32
-) -> None:
+def store_last(form: cutlass.Constexpr, last: cute.Tensor, line: Int32) -> None:
     """Convert and store the ninth panels."""
     for turn in cutlass.range_constexpr(TURNS):
         words = tuple(last[k, turn] for k in range(4))
-        scale = scale_of(scope, form, entries, (turn, 0), False)
-        found = store_e4m3(form, words, scale, line, turn, PANELS)
-        spoil(line, turn, False, found)
+        found = store_e4m3(form, words, exact_scale(), line, turn, Int32(PANELS))
+        spoil(line, turn, Int32(0), found)
 
 
 @cute.jit
@@ -393,14 +426,12 @@ def fetch_scales(
 ) -> None:
     """Load the scales of an entry, and keep what this lane needs.
 
-    fp32: all four. UE8M0: byte j is the scale of the lane's chunk of line j. e4m3, for e2m1: two
-    bytes for the lane's chunk of the left half, then two of the right half.
+    fp32: the two of the left half. UE8M0: byte j is the scale of the lane's chunk of line j. e4m3,
+    for e2m1: two bytes for the lane's chunk of the left half, then two of the right half.
     """
     lane = cute.arch.lane_idx() % LANES
     if cutlass.const_expr(form.scale == "fp32"):
-        found = four_words_if(valid, address)
-        for k in cutlass.range_constexpr(4):
-            entries.scales[k, turn] = found[k]
+        entries.scales[0, turn], entries.scales[1, turn] = words_if(valid, address, 2)
     elif cutlass.const_expr(form.scale == "ue8m0" and form.group == PANEL):
         low, high = words_if(valid, address, 2)  # two scales of a line
         entries.scales[0, turn] = pick(low, high, 0x6420 + lane // 4 * 0x1111)
@@ -435,13 +466,12 @@ def words_if(
 
 @cute.jit
 def store_chunk(
-    scope: Scope,
     form: cutlass.Constexpr,
     held: cute.Tensor,
     entries: Entries,
     line: Int32,
     place: cutlass.Constexpr,
-    right: cutlass.Constexpr,
+    half: Int32,
 ) -> Uint32:
     """Convert and store the lane's chunk of a line of a half of an entry.
 
@@ -450,18 +480,18 @@ def store_chunk(
     turn, number = place
     words = tuple(held[k, number, turn] for k in range(4))
     if cutlass.const_expr(form.code == "e2m1"):
-        scales = entries.scales[0, turn] >> (16 if right else 0)
-        return store_e2m1(words, scales, line, turn, right)
-    scale = scale_of(scope, form, entries, place, right)
-    return store_e4m3(form, words, scale, line, turn, right * HALF + 2 * number)
+        scales = entries.scales[0, turn] >> Uint32(16 * half)
+        return store_e2m1(words, scales, line, turn, half)
+    scale = scale_of(form, entries, place, half)
+    return store_e4m3(form, words, scale, line, turn, half * HALF + 2 * number)
 
 
 @cute.jit
-def spoil(line: Int32, turn: cutlass.Constexpr, right: cutlass.Constexpr, found: Uint32) -> None:
+def spoil(line: Int32, turn: cutlass.Constexpr, half: Int32, found: Uint32) -> None:
     """Make an entry with a NaN NaN: one of its columns is enough, as its scores are NaN then."""
     if found & NAN_BITS != 0:
         lane = cute.arch.lane_idx() % LANES
-        store(unit_at(line, right * HALF, turn, lane), Uint32, (Uint32(BF16_NANS),) * 4)
+        store(unit_at(line, half * HALF, turn, lane), Uint32, (Uint32(BF16_NANS),) * 4)
 
 
 @cute.jit
@@ -471,7 +501,7 @@ def store_e4m3(
     scale: Scale,
     line: Int32,
     turn: cutlass.Constexpr,
-    first: cutlass.Constexpr,
+    first: Int32,
 ) -> Uint32:
     """Store a chunk of 16 columns: two units of panel `first`, or of the next one by lanes 4 to 7,
     which store the second unit first. Return what `store_chunk` does.
@@ -482,7 +512,7 @@ def store_e4m3(
     near = (words[2], words[3]) if upper else (words[0], words[1])
     far = (words[0], words[1]) if upper else (words[2], words[3])
     there = cutlass.Boolean(True)
-    if cutlass.const_expr((first + 2) * PANEL > form.coded):
+    if cutlass.const_expr(form.coded % (2 * PANEL) != 0):
         there = panel * PANEL < form.coded
     for k in cutlass.range_constexpr(2):
         pair = near if cutlass.const_expr(k == 0) else far
@@ -496,29 +526,21 @@ def store_e4m3(
 
 @cute.jit
 def scale_of(
-    scope: Scope,
-    form: cutlass.Constexpr,
-    entries: Entries,
-    place: cutlass.Constexpr,
-    right: cutlass.Constexpr,
+    form: cutlass.Constexpr, entries: Entries, place: cutlass.Constexpr, half: Int32
 ) -> Scale:
     """Return the scale of the lane's chunk of a line of a half in e4m3. place: (turn, line)."""
     turn, number = place
-    number += lines_of(form) * right
     if cutlass.const_expr(form.scale == ""):
         return exact_scale()
     if cutlass.const_expr(form.scale == "fp32"):
         return split_scale(float_of(entries.scales[number, turn]))
-    return power_scale((entries.scales[0, turn] >> (8 * number)) & 0xFF)
+    shift = Uint32(8 * (number + lines_of(form) * half))
+    return power_scale((entries.scales[0, turn] >> shift) & 0xFF)
 
 
 @cute.jit
 def store_e2m1(
-    words: tuple[Uint32, ...],
-    scales: Uint32,
-    line: Int32,
-    turn: cutlass.Constexpr,
-    right: cutlass.Constexpr,
+    words: tuple[Uint32, ...], scales: Uint32, line: Int32, turn: cutlass.Constexpr, half: Int32
 ) -> Uint32:
     """Store a chunk of 32 columns: four units of half a panel, in an order of its panel's own.
 
@@ -526,7 +548,7 @@ def store_e2m1(
     """
     lane = cute.arch.lane_idx() % LANES
     low, high = from_e4m3(scales & 0xFF), from_e4m3((scales >> 8) & 0xFF)
-    panel = right * HALF + lane // 2
+    panel = half * HALF + lane // 2
     for k in cutlass.range_constexpr(4):
         unit = (k + lane // 2) % 4
         word = words[0]

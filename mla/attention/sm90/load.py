@@ -2,11 +2,12 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Int32, Uint16
+from cutlass import BFloat16, Int32, Uint16, Uint32
 from cutlass.cute.nvgpu import cpasync
 
 from kernelkit.device.boxes import Box, BoxPosition, TmaTensor, copy_in
 from kernelkit.device.pipelines import Ring, producer_state_at
+from kernelkit.device.shared_words import store
 from kernelkit.device.umma import shared
 from mla.attention.sm90.args import Scope
 from mla.attention.sm90.plan import BUFFERS, KEYS, PANEL, ROWS, Plan90
@@ -89,7 +90,11 @@ class LoadHalf:
         panels, sharers = plan.piece_panels(buffer, self.right), plan.config.sharers
         first = (scope.work.begin + number) * KEYS
         row, page = place_of(plan, scope, first)  # while the buffer is still in use
-        ring.acquire_bytes(producer_state_at(BUFFERS, number), KEYS * PANEL * 2 * len(panels))
+        state = producer_state_at(BUFFERS, number)
+        ring.wait_free(state)
+        if cutlass.const_expr(not self.right):
+            self.mark(scope, first, page, buffer)
+        ring.signal_bytes(state.index, KEYS * PANEL * 2 * len(panels))
         for part in cutlass.range(KEYS // box.rows, unroll=1):
             if part > 0:
                 row, page = place_of(plan, scope, first + part * box.rows)
@@ -100,6 +105,25 @@ class LoadHalf:
                         target = shared(start + part * (box.rows * PANEL), box.layout())
                         place = (row, panel * PANEL, page)
                         self.copy(scope, box, place, target, ring.barrier(buffer))
+
+    @cute.jit
+    def mark(self, scope: Scope, first: Int32, page: Int32, buffer: cutlass.Constexpr) -> None:
+        """Store which keys of a tile have a page: bits for those past the last key are set.
+
+        page: that of the first key.
+        """
+        box, pages = k_box(self.plan), scope.given.keys.store.shape[0]
+        words = [Uint32(0), Uint32(0)]
+        for part in cutlass.range_constexpr(KEYS // box.rows):
+            key = first + part * box.rows
+            if cutlass.const_expr(part > 0):
+                _, page = place_of(self.plan, scope, key)
+            there = (page >= 0 and page < pages) or key >= scope.work.keys
+            for half in cutlass.range_constexpr(2):
+                bits = bits_of_part(part, box.rows, half)
+                words[half] = words[half] | (Uint32(bits) if there else Uint32(0))
+        with cute.arch.elect_one():
+            store(scope.buffers.valid + buffer * 8, Uint32, (words[0], words[1]))
 
     @cute.jit
     def copy(
@@ -118,6 +142,11 @@ class LoadHalf:
         else:
             mask = Uint16(Int32((1 << sharers) - 1) << (scope.work.rank * sharers))
             cute.copy(scope.k.atom, from_global, to_shared, tma_bar_ptr=barrier, mcast_mask=mask)
+
+
+def bits_of_part(part: int, rows: int, half: int) -> int:
+    """Return the bits of a box's keys within half a tile."""
+    return ((1 << rows) - 1) << (part * rows) >> (half * KEYS // 2) & 0xFFFFFFFF
 
 
 @cute.jit

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Boolean, Float32, Int32, Uint32
+from cutlass import BFloat16, Float32, Int32, Uint32
 from cutlass.cute.nvgpu import warp, warpgroup
 
 from kernelkit.device.barriers import meet
@@ -42,6 +42,7 @@ from mla.attention.sm90.products import (
 from mla.attention.sm90.walk import lane_of
 
 LAG_LOG2 = 8.0
+EVERY_BIT = 0xFFFFFFFF
 
 
 @dataclass(frozen=True)
@@ -244,40 +245,39 @@ class Math:
     @cute.jit
     def hide(self, scope: Scope, lane: Lane, tile: Tile, number: Int32) -> None:
         """Hide keys that a row does not see, and clear V of those that no row sees."""
-        plan, work, scores = self.plan, scope.work, tile.scores
-        first = (work.begin + number) * KEYS
-        if cutlass.const_expr(plan.by_tma):
-            first_end = work.keys
-            if cutlass.const_expr(plan.config.causal and plan.config.tokens > 1):
-                first_end = first_end - (plan.config.tokens - 1 - work.token)
-            if first + KEYS > first_end:
-                for element in cutlass.range_constexpr(cute.size(scores)):
-                    column = element // 4 * 8 + element % 2
-                    visible = first + lane.column + column < lane.ends[element // 2 % 2]
-                    scores[element] = scores[element] if visible else -Float32.inf
+        config, work = self.plan.config, scope.work
+        first, newer = (work.begin + number) * KEYS, Int32(0)
+        words = load(scope.buffers.valid + lane.team * 8, Uint32, 2)
+        if words[0] & words[1] != Uint32(EVERY_BIT):
+            self.hide_missing(lane, tile, words)
+        causal = config.causal and config.tokens > 1
+        if cutlass.const_expr(causal):
+            newer = config.tokens - 1 - work.token
+        if cutlass.const_expr(self.plan.by_tma or causal):
+            if first + KEYS > work.keys - newer:
+                self.hide_later(lane, tile, first)
+        if cutlass.const_expr(self.plan.by_tma):
             if first + KEYS > work.keys:
                 self.clear_values(scope, lane, work.keys - first)
-        else:
-            self.hide_invalid(scope, lane, tile, number)
 
     @cute.jit
-    def hide_invalid(self, scope: Scope, lane: Lane, tile: Tile, number: Int32) -> None:
-        """Hide keys whose bit the gathering warps left 0."""
-        scores, config = tile.scores, self.plan.config
-        for half in cutlass.range_constexpr(2):
-            bits = load(scope.buffers.valid + (lane.team * 2 + half) * 4, Uint32)
-            bits = bits >> Uint32(lane.column)
-            for element in cutlass.range_constexpr(cute.size(scores) // 2):
-                place = half * (cute.size(scores) // 2) + element
-                bit = element // 4 * 8 + element % 2
-                visible = (bits >> bit) & 1 != 0
-                scores[place] = scores[place] if visible else -Float32.inf
-        if cutlass.const_expr(config.causal and config.tokens > 1):
-            first = (scope.work.begin + number) * KEYS
-            for element in cutlass.range_constexpr(cute.size(scores)):
-                column = element // 4 * 8 + element % 2
-                visible = first + lane.column + column < lane.ends[element // 2 % 2]
-                scores[element] = scores[element] if visible else -Float32.inf
+    def hide_missing(self, lane: Lane, tile: Tile, words: tuple[Uint32, Uint32]) -> None:
+        """Hide keys whose bit the loading warps left 0."""
+        scores = tile.scores
+        every = cute.size(scores)
+        for element in cutlass.range_constexpr(every):
+            bits = words[element // (every // 2)] >> Uint32(lane.column)
+            bit = element % (every // 2) // 4 * 8 + element % 2
+            scores[element] = scores[element] if (bits >> bit) & 1 != 0 else -Float32.inf
+
+    @cute.jit
+    def hide_later(self, lane: Lane, tile: Tile, first: Int32) -> None:
+        """Hide keys from the end of what a row sees. first: first key of the tile."""
+        scores = tile.scores
+        for element in cutlass.range_constexpr(cute.size(scores)):
+            column = element // 4 * 8 + element % 2
+            visible = first + lane.column + column < lane.ends[element // 2 % 2]
+            scores[element] = scores[element] if visible else -Float32.inf
 
     @cute.jit
     def clear_values(self, scope: Scope, lane: Lane, valid: Int32) -> None:
@@ -287,10 +287,7 @@ class Math:
         zeros = cute.make_rmem_tensor(PANEL, BFloat16)
         zeros.fill(0.0)
         line = thread % self.role.team_threads
-        if cutlass.const_expr(team == 0):
-            meet(self.plan.barriers, "team", Int32(team))  # all warps have read K
-        else:
-            meet(self.plan.barriers, "team", Int32(team))
+        meet(self.plan.barriers, "team", Int32(team))  # all warps have read K
         row, half = line % KEYS, line // KEYS
         if row >= valid:
             for panel in cutlass.range_constexpr(PANELS // 2):
@@ -305,6 +302,7 @@ class Math:
 @cute.jit
 def release(plan: Plan90, scope: Scope, ring: Ring, buffer: cutlass.Constexpr) -> None:
     """Release a piece of a buffer, in all CTAs of the cluster that get the same keys."""
+    cute.arch.sync_warp()
     if cutlass.const_expr(plan.config.sharers == 1):
         ring.release(Int32(buffer))
     else:
@@ -349,6 +347,3 @@ def exponentiate(scores: cute.Tensor, half: cutlass.Constexpr, base: Float32) ->
         total += scores[quad + 2 * half]
         other += scores[quad + 2 * half + 1]
     return total + other
-
-
-__all__ = ["Boolean", "Math"]

@@ -37,6 +37,7 @@ BUFFER_BYTES = (PANELS + 1) * PANEL_BYTES
 # With 200 registers ptxas serialises the products.
 REGISTERS = {True: (216, 72), False: (208, 88)}  # of a thread: computing, loading, by `by_tma`
 MAIL_ROW_BYTES = 2 * LATENT + 16  # of O in bf16, maximum, sum; no two of 8 rows share a bank
+PARTIAL_WORDS = LATENT + 4  # fp32 of a row in the workspace: O, maximum, sum, padding to 16 bytes
 MAIL_ROWS = BUFFER_BYTES * BUFFERS // MAIL_ROW_BYTES - ROWS  # received, beside those to send
 
 

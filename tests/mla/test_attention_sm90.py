@@ -1,0 +1,134 @@
+"""The wgmma kernel of attention to latent keys in the emulator, under the checker."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kernelkit.plan import hw
+from lab.problems.attention import same_bits
+from lab.problems.latent import Cache, Dense, Sparse
+from mla import decode, decode_plan, sparse_decode
+from mla.attention.choose import WGMMA, Load, decision_for
+from mla.attention.config import Keys, LatentConfig
+from mla.attention.sm90 import gather, kernel, math
+from tests.mla.latent_cases import ADVERSARIAL, CHECKED, RANDOM, check
+
+pytestmark = pytest.mark.usefixtures("poisoned_outputs")
+
+HOPPER = "sm_90a"
+
+
+def wgmma(cluster: int = 1, parts: int = 1) -> tuple:
+    """Options of a call."""
+    return (("kernel", "wgmma"), ("cluster", cluster), ("parts", parts))
+
+
+QUICK = (
+    Dense(heads=20, tokens=2, page=16, lens=(61, 133, 0), sinks=True, options=wgmma(3)),
+    Sparse(heads=12, cache=Cache("fp8_584", 32, 90, counts=(90, 1, 0)),
+           extra=Cache("fp4_288", 5, 40), rope=True, sinks=True, options=wgmma(1, 2)),
+)  # fmt: skip
+MATRIX = (
+    Dense(heads=16, page=1, lens=(1, 35, 0, 64), options=wgmma()),
+    Dense(heads=128, page=64, lens=(300, 64), options=wgmma(4)),
+    Dense(heads=128, page=128, lens=(700,), options=wgmma(3, 2)),
+    Dense(heads=3, tokens=9, page=7, lens=(5, 100), options=wgmma(1, 2)),
+    Dense(heads=8, tokens=3, page=128, lens=(130,), causal=False, full=True, options=wgmma(2)),
+    Dense(heads=17, page=16, lens=(190, 5), scaled=True, sinks=True, options=wgmma(3)),
+    Dense(heads=64, page=256, lens=(450, 7), options=wgmma()),
+    Dense(heads=40, page=32, lens=(130, 7), amplitude=30.0, options=wgmma(2)),
+    Dense(heads=128, tokens=2, page=8, lens=(65, 200), options=wgmma(16)),
+    Sparse(heads=64, cache=Cache("fp8_656", 64, 170), options=wgmma(3)),
+    Sparse(heads=16, cache=Cache("fp8_528", 9, 150, wide=False), rope=True, options=wgmma()),
+    Sparse(heads=32, cache=Cache("fp4_288", 16, 133), sinks=True, options=wgmma(1, 3)),
+    Sparse(heads=16, cache=Cache("tensor", 16, 165, counts=(165, 0, 3)), options=wgmma(2)),
+    Sparse(heads=16, cache=Cache("bf16_512", 16, 140), extra=Cache("bf16_512", 8, 133), rope=True,
+           options=wgmma()),
+    Sparse(heads=128, tokens=2, cache=Cache("bf16_512", 16, 128), extra=Cache("fp8_584", 8, 164),
+           sinks=True, rope=True, options=wgmma(5)),
+    Sparse(heads=64, tokens=4, batch=2, cache=Cache("fp8_656", 16, 96), options=wgmma()),
+    Sparse(heads=1, tokens=1, cache=Cache("bf16_576", 4, 1), options=wgmma(2)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", QUICK, ids=str)
+def test_attention_is_right(case):
+    check(case, HOPPER, CHECKED, ADVERSARIAL, RANDOM)
+
+
+@pytest.mark.parametrize("case", MATRIX, ids=str)
+def test_every_kind_of_attention(case):
+    check(case, HOPPER, CHECKED)
+
+
+def test_row_tiles_share_keys(monkeypatch):
+    """Two tiles of rows get their keys by multicast where there are as many as SMs."""
+    monkeypatch.setitem(hw.SMS_OF, HOPPER, 2)
+    case = Dense(heads=40, tokens=2, page=32, lens=(200,), options=(("kernel", "wgmma"),))
+    given, options = case.inputs()
+    plan = decode_plan(*given, **options, kernel="wgmma", arch=HOPPER)
+    assert (plan.cluster, plan.parts, plan.grid) == (1, 1, 2)
+    check(case, HOPPER, CHECKED, ADVERSARIAL)
+
+
+@pytest.mark.parametrize(
+    ("entries", "keys", "expected"),
+    [(1, 4096, (16, 2)), (1, 65536, (8, 7)), (8, 8192, (6, 1)), (32, 8192, (2, 1))],
+)
+def test_splits_of_an_h200(entries, keys, expected):
+    """Clusters of a split run at once; what the H200 takes for them is in notes/mla.md."""
+    at_once = {1: 132, 2: 66, 3: 42, 4: 31, 5: 24, 6: 18, 7: 15, 8: 15, 9: 11}
+    config = LatentConfig(heads=128, keys=Keys("bf16_576", 64, counts=True))
+    load = Load(entries, keys, 132)
+    found = decision_for(config, WGMMA, load, lambda width: at_once.get(width, 7))
+    assert (found.config.cluster, found.parts) == expected
+
+
+def test_an_entry_does_not_know_its_batch():
+    case = Dense(heads=20, tokens=2, page=16, lens=(61, 133, 17))
+    (q, kv), options = case.inputs()
+    options |= {"arch": HOPPER, "kernel": "wgmma", "batch_invariant": True, "max_kv_len": 144}
+    table, lens = options.pop("page_table"), options.pop("kv_lens")
+    o, lse = decode(q, kv, page_table=table, kv_lens=lens, return_lse=True, **options)
+    for entry in range(3):
+        one = slice(entry, entry + 1)
+        alone = decode(
+            q[one], kv, page_table=table[one], kv_lens=lens[one], return_lse=True, **options
+        )
+        assert same_bits(alone, (o[one], lse[one]))
+
+
+def test_a_code_that_is_nan_stays_nan():
+    """A key with a NaN makes the rows that see it NaN, and no others."""
+    case = Sparse(heads=4, tokens=2, cache=Cache("fp8_584", 8, 40), options=wgmma())
+    (q, rows, indices), options = case.inputs()
+    indices[0, 0] = 3
+    indices[1][indices[1] == 3] = -1
+    rows.data()[0, 3, 300] = 0x7F
+    options |= {"kernel": "wgmma", "arch": HOPPER}
+    o, lse = sparse_decode(q, rows, indices, return_lse=True, **options)
+    assert o[0].isnan().all() and lse[0].isnan().all()
+    assert not o[1].isnan().any()
+
+
+TRAPS = {
+    "marks": (math, "Math", ("(bits >> bit) & 1 != 0", "bits == bits")),
+    "published": (math, "Math", ("maxima[lane.row + 8 * half, team] = tops[half]", "pass")),
+    "ninth panel": (
+        math, "Math",
+        ('meet(self.plan.barriers, "team", Int32(team))  # all warps have read the ninth panel',
+         "pass"),
+    ),
+    "scales": (gather, "Gather", ("8 * (number + lines_of(form) * half)", "8 * number")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_a_kernel_without_its_cure_is_noticed(changed, trap):
+    module, name, replacement = TRAPS[trap]
+    changed(module, [kernel], name, replacement)
+    case = QUICK[1] if trap in ("marks", "scales") else replace(QUICK[0], amplitude=6.0)
+    with pytest.raises(AssertionError):
+        check(case, HOPPER, CHECKED)
