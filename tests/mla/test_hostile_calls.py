@@ -24,6 +24,7 @@ from mla import (
     scores,
     step_view,
 )
+from mla.window import see_entries
 from tests.support.hostile.calls import freed, hostile, refused
 
 INT = torch.int32
@@ -49,6 +50,9 @@ RING = Rows(POOL, **vars(LAYOUT.place("swa", 0)))
 BLOCKS = torch.zeros(5, LAYOUT.block_bytes, dtype=torch.uint8)
 HCA, CSA = (Rows(BLOCKS, **vars(LAYOUT.place(name, 0))) for name in ("hca", "csa"))
 Q, KV, COS = torch.ones(1, 16, 512).bfloat16(), torch.ones(1, 512).bfloat16(), torch.ones(16, 32)
+ONE, LATE, MANY_HEADS = torch.ones(1, dtype=INT), torch.tensor([16]), Q.repeat(1, 9, 1)[:, :129]
+GATHERED = see_entries(ARRAYS, ratio=128, block_entries=1, in_place=False)
+OF_CHUNK = see_entries(arrays_of(5), ratio=128, block_entries=1, in_place=True)
 CHOSEN = Selected(CSA, torch.tensor([[0, -1]]), torch.tensor([1], dtype=INT))
 
 
@@ -57,9 +61,9 @@ def called(**options):
     return lambda: cached_attention(**given)
 
 
-def chunked(**changes):
+def chunked(past=None, **changes):
     kv, q = KV.expand(5, 512).contiguous(), Q.expand(5, 16, 512).contiguous()
-    return lambda: called(q=q, kv=kv, window=replace(CHUNK, **changes))()
+    return lambda: called(q=q, kv=kv, window=replace(CHUNK, **changes), past=past)()
 
 
 def viewed(longest=1, **changes):
@@ -105,9 +109,13 @@ CALLS = [
     hostile(called(past=replace(CHOSEN, entries=CHOSEN.entries + 160)), "entries has num"),
     hostile(called(past=replace(CHOSEN, chosen=CHOSEN.chosen + 2)), "chosen has numbers from 3"),
     hostile(called(past=Every(HCA, replace(PAGES, counts=PAGES.counts + 999))), "counts has num"),
-    hostile(called(past=Every(HCA, replace(PAGES, entries=None))), "1 rows of bf16_512 are read"),
-    hostile(called(window=replace(WINDOW, rings=WINDOW.rings + 3)), "rings has numbers"),
-    hostile(called(window=replace(WINDOW, offsets=WINDOW.offsets + 16)), "positions has numbers"),
+    hostile(called(past=Every(HCA, GATHERED)), "pages to gather: a decoding step reads blocks"),
+    hostile(called(past=Every(HCA, replace(PAGES, table=PAGES.table + 5, counts=ONE))),
+            "table has numbers"),
+    hostile(called(window=replace(WINDOW, entries=WINDOW.entries + 999)), "entries has numbers"),
+    hostile(called(window=replace(WINDOW, positions=LATE)), "positions has numbers"),
+    hostile(called(q=MANY_HEADS), "129 heads: at most 128 for decoding"),
+    hostile(chunked(past=Every(HCA, OF_CHUNK)), "1 rows of bf16_512 are read"),
     hostile(lambda: replace(WINDOW, lengths=WINDOW.lengths.long()), "lengths is torch.int64"),
     hostile(lambda: replace(WINDOW, slots=None), "slots is NoneType"),
     hostile(lambda: replace(WINDOW, window=999), "window 999: at most 128"),
