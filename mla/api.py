@@ -28,6 +28,7 @@ import torch
 from fmha.config import PAGE_SIZES
 from fmha.launch import ARCHS
 from kernelkit.call.launch import choose_target
+from kernelkit.compile.arch import WITHOUT_E4M3
 from kernelkit.merge.api import merge
 from kernelkit.plan import hw
 from kvcache.checks import require, shown
@@ -208,7 +209,8 @@ def cached_attention(
         scale: factor of q.k; 512 ** -0.5 by default.
         workspace: number of bytes that a chunk may use besides its arguments and its result. The
             tokens are divided into as many launches as this requires (`plan_workspace`).
-        backend, arch: see `kernelkit.call.launch.choose_target`.
+        backend, arch: see `kernelkit.call.launch.choose_target`. Chunks need Hopper, sm_100a or
+            sm_103a, FP8_584 compute capability 8.9.
 
     Returns:
         bf16 [T, H, 512]; a token of padding has 0.
@@ -217,7 +219,7 @@ def cached_attention(
         TypeError, ValueError, NotImplementedError: naming value and limit, before any write.
     """
     _check(q, kv, ring, window, past, rope, sinks, scale)
-    _check_place(q.device, backend, arch)
+    _check_place(q.device, backend, arch, ring, past)
     limit, place = check_workspace(workspace), {"backend": backend, "arch": arch}
     if not len(q):
         return torch.empty_like(q)
@@ -291,10 +293,18 @@ def _check(
         check_every(past.rows, past.pages, len(q), decoding=isinstance(window, TokenWindow))
 
 
-def _check_place(device: torch.device, backend: str, arch: str | None) -> None:
+def _check_place(
+    device: torch.device, backend: str, arch: str | None, ring: Rows, past: Past | None
+) -> None:
     """Refuse a device without kernels; tensors on the meta device are not computed anywhere."""
-    if device.type != "meta":
-        choose_target(device, backend, arch, ARCHS)
+    if device.type == "meta":
+        return
+    target = choose_target(device, backend, arch, ARCHS)
+    for rows in (ring,) if past is None else (ring, past.rows):
+        if rows.record != BF16_512 and target.arch in WITHOUT_E4M3:
+            raise NotImplementedError(
+                f"entries of {rows.record.name} on {target.arch}: e4m3 needs compute capability 8.9"
+            )
 
 
 def _check_kinds(ring: Rows, window: Window, past: Past | None) -> None:

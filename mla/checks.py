@@ -96,9 +96,7 @@ def check_every(rows: Rows, pages: EntryPages, tokens: int, *, decoding: bool) -
     """Check all entries of a stream. decoding: whether they are those of a TokenWindow's tokens."""
     require_table("counts", pages.counts, INT, (tokens,))
     if decoding and pages.entries is not None:
-        raise ValueError(
-            "pages to gather: a decoding step reads blocks (`see_entries`)"
-        )
+        raise ValueError("pages to gather: a decoding step reads blocks (`see_entries`)")
     if pages.entries is None:
         if not decoding and (rows.record != BF16_512 or rows.rows not in PAGE_SIZES):
             raise ValueError(

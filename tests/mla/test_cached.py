@@ -204,7 +204,7 @@ DECODING = [
     replace(FP8, sinks=False, kv=torch.float32), replace(PLAIN, window=24, draft=1),
     replace(FP8, selected=70, draft=1), replace(PLAIN, draft=3), FP8, PLAIN,
     replace(PLAIN, block_tokens=1024), replace(FP8, arch="sm_90a", selected=70, draft=1),
-    replace(PLAIN, arch="sm_90a"),
+    replace(PLAIN, arch="sm_90a"), replace(FP8, arch="sm_89"), replace(PLAIN, arch="sm_80"),
 ]  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kvcache import Layout, Manager, Ring, Sizes, Stream
-from kvcache.layouts.records import BF16_512, INDEXER_BF16
+from kvcache.layouts.records import BF16_512, FP8_584, INDEXER_BF16
 from kvcache.layouts.rows import Rows
 from mla import (
     Every,
@@ -48,6 +48,7 @@ WINDOW, PAGES = VIEW.window, VIEW.pages["hca"]
 POOL = torch.zeros(3, LAYOUT.state_bytes, dtype=torch.uint8)
 RING = Rows(POOL, **vars(LAYOUT.place("swa", 0)))
 BLOCKS = torch.zeros(5, LAYOUT.block_bytes, dtype=torch.uint8)
+OF_FP8 = Rows(torch.zeros(5, 32 * 600, dtype=torch.uint8), 0, 32 * 576, 32, FP8_584)
 HCA, CSA = (Rows(BLOCKS, **vars(LAYOUT.place(name, 0))) for name in ("hca", "csa"))
 Q, KV, COS = torch.ones(1, 16, 512).bfloat16(), torch.ones(1, 512).bfloat16(), torch.ones(16, 32)
 ONE, LATE, MANY_HEADS = torch.ones(1, dtype=INT), torch.tensor([16]), Q.repeat(1, 9, 1)[:, :129]
@@ -61,9 +62,9 @@ def called(**options):
     return lambda: cached_attention(**given)
 
 
-def chunked(past=None, **changes):
+def chunked(past=None, arch=None, **changes):
     kv, q = KV.expand(5, 512).contiguous(), Q.expand(5, 16, 512).contiguous()
-    return lambda: called(q=q, kv=kv, window=replace(CHUNK, **changes), past=past)()
+    return called(q=q, kv=kv, window=replace(CHUNK, **changes), past=past, arch=arch)
 
 
 def viewed(longest=1, **changes):
@@ -101,7 +102,9 @@ CALLS = [
     hostile(called(workspace=math.nan), "workspace is nan"),
     hostile(called(workspace=-1), "workspace -1: at least 0"),
     hostile(called(backend="CUDA"), "backend 'CUDA'"),
-    hostile(called(arch="sm_80"), "arch 'sm_80'"),
+    hostile(called(arch="sm_75"), "arch 'sm_75'"),
+    hostile(called(arch="sm_80", past=replace(CHOSEN, rows=OF_FP8)),
+            "fp8_584 on sm_80: e4m3 needs compute capability 8.9"),
     hostile(called(past=RING), "past is Rows, expected Selected or Every"),
     hostile(called(past=Every(None, PAGES)), "past.rows is NoneType"),
     hostile(called(past=Every(HCA, None)), "past.pages is NoneType"),
@@ -120,6 +123,9 @@ CALLS = [
     hostile(lambda: replace(WINDOW, slots=None), "slots is NoneType"),
     hostile(lambda: replace(WINDOW, window=999), "window 999: at most 128"),
     hostile(lambda: replace(PAGES, ratio=0), "ratio 0: at least 1"),
+    hostile(called(past=replace(CHOSEN, rows=replace(OF_FP8, scale_offset=18436))),
+            "scale_offset 18436 of past: a multiple of 8 bytes"),
+    hostile(chunked(arch="sm_80"), "arch 'sm_80'"),
     hostile(chunked(table=CHUNK.table + 99), "table has numbers"),
     hostile(chunked(older=CHUNK.older.clamp(min=0) + 999), "older has numbers"),
     hostile(chunked(cu_tokens=CHUNK.cu_tokens.flip(0)), r"cu_tokens \[5, 0\]"),
