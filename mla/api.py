@@ -230,13 +230,23 @@ def cached_attention(
         options["sinks"] = sinks
         return attend_in_place(q, near, _in_place(past), window.positions, options)
     at_once = _workspace(ring, window, q.shape[1], past).at_once(limit, len(q))
-    at_once = min(at_once, hw.MAX_GRID_YZ)  # one batch entry for each token
     parts = [write_chunk(ring, kv, window, rope, place)]
     if isinstance(past, Selected):
         parts.append(OwnKeys(past.rows, past.entries, past.chosen, window.offsets))
     elif past is not None:
         parts.append(all_entries(past.rows, past.pages, window.offsets, place))
-    if at_once == len(q):
+    return _in_groups(q, min(at_once, hw.MAX_GRID_YZ), parts, sinks, options)
+
+
+def _in_groups(
+    q: torch.Tensor,
+    at_once: int,
+    parts: Sequence[Keys],
+    sinks: torch.Tensor | None,
+    options: dict[str, Any],
+) -> torch.Tensor:
+    """Return O of a chunk, of `at_once` tokens at a time: each is a batch entry of a launch."""
+    if at_once >= len(q):
         return _attend(q, slice(0, len(q)), parts, sinks, options)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for begin in range(0, len(q), at_once):

@@ -74,7 +74,8 @@ class ChunkWindow:
     the ring's keys, then the step's own tokens, which are written to the ring after it was read.
 
     window, rows, slots: as in TokenWindow.
-    positions: int64 [T]; offsets: the same in int32.
+    positions: int64 [T].
+    offsets: int32 [T], positions again.
     longest: most tokens of a request.
     cu_tokens, starts, lengths: of the requests, as in a Step.
     table: int32 [B, columns], the page of position x in column x // PAGE; columns without keys name

@@ -1,9 +1,9 @@
 """Append, gather, copy and checksum.
 
 Tensors on a CUDA GPU of compute capability 9.0 or 10.x run there (`append_swa`, `append_pages` and
-`gather_pages` also on 8.x and 12.x); tensors on the CPU run in the emulator. For `backend` and `arch` see
-`kernelkit.call.launch.choose_target`. Each call is one launch (a checksum another, which writes
-zeros), can be captured in a graph, and does nothing for no rows.
+`gather_pages` also on 8.x and 12.x); tensors on the CPU run in the emulator. For `backend` and
+`arch` see `kernelkit.call.launch.choose_target`. Each call is one launch (a checksum another, which
+writes zeros), can be captured in a graph, and does nothing for no rows.
 
 Every function checks all of its arguments before anything compiles:
 

@@ -93,7 +93,10 @@ class Listed:
         require_table(f"{name}indices", self.indices, self.indices.dtype, (*lead, None))
         if self.counts is not None:
             require_table(f"{name}counts", self.counts, torch.int32, lead)
-            self._check_counts(name)
+            most, what = self.indices.shape[-1], "indices"
+            if self.paged:
+                most, what = most * (self.rows or self.pool.shape[1]), "keys of all pages"
+            check_range(f"{name}counts", self.counts, (0, most + 1), f"0 to the {most} {what}")
         if self.record:
             self._check_rows(name)
         else:
@@ -102,12 +105,6 @@ class Listed:
             raise ValueError(
                 f"q has {q.shape[-1]} columns, entries of {name}rows have {self.form.columns}"
             )
-
-    def _check_counts(self, name: str) -> None:
-        most, what = self.indices.shape[-1], "indices"
-        if self.paged:
-            most, what = most * (self.rows or self.pool.shape[1]), "keys of all pages"
-        check_range(f"{name}counts", self.counts, (0, most + 1), f"0 to the {most} {what}")
 
     def _check_rows(self, name: str) -> None:
         if self.record not in RECORDS:

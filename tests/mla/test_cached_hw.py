@@ -76,6 +76,11 @@ def placed(pool: torch.Tensor, record: Record, rows: int) -> Rows:
     return Rows(pool, 0, rows * record.data_bytes, rows, record)
 
 
+def pools_of(batch: Batch, record: Record, given: Given) -> tuple[Rows, Rows]:
+    """Return the ring and the stream."""
+    return placed(given["ring"], record, batch.rows), placed(given["stream"], record, SIZE)
+
+
 def seen_window(batch: Batch, given: Given):
     return see_window(
         given, given["slots"], window=batch.window, rows=batch.rows, longest=batch.longest,
@@ -116,7 +121,7 @@ def read(rows: Rows, entries: torch.Tensor) -> torch.Tensor:
 
 def expected(batch: Batch, record: Record, past: str, host: Given) -> list[torch.Tensor]:
     """Return O of the step's tokens by definition, exact and rounded; the ring is written."""
-    ring, stream = (placed(host[n], record, r) for n, r in (("ring", batch.rows), ("stream", SIZE)))
+    ring, stream = pools_of(batch, record, host)
     rope, window = (host["cos"], host["sin"]), seen_window(batch, host)
     movement.append_swa(ring, host["kv"], window.positions, window.slots, *rope)
     pages, tokens = seen_entries(host, True), []
