@@ -1,11 +1,12 @@
 """Attention over the cache of a DeepSeek-V4 layer: recent tokens, and older ones in compressed
 form.
 
-A layer calls `cached_attention` once per step. It writes the step's window entries, attends over
-the window and, if there is a past, over compressed entries, and merges the two with the sink. The
-result is that of one softmax over both. K and V are the same entry, one for all heads. The caller
-writes the compressed entries that the step completes before this call, since the tokens that
-complete them see them.
+A layer calls `cached_attention` once per step. It writes the step's window entries, then attends
+over the window and, if there is a past, over compressed entries. The result is that of one softmax
+over both, with the sink. When requests decode, one launch does it, which reads all entries where
+they are; for a chunk, attention runs over each kind of keys, and a merge follows. K and V are the
+same entry, one for all heads. The caller writes the compressed entries that the step completes
+before this call, since the tokens that complete them see them.
 
     view = step_view(cache.layout, step.tensors(device), longest=step.longest)  # once per step
     rows = cache.rows("swa", layer)
@@ -27,19 +28,22 @@ import torch
 from fmha.config import PAGE_SIZES
 from fmha.launch import ARCHS
 from kernelkit.call.launch import choose_target
+from kernelkit.compile.arch import WITHOUT_E4M3
 from kernelkit.merge.api import merge
 from kernelkit.plan import hw
 from kvcache.checks import require, shown
 from kvcache.layouts.layout import Layout, Ring, Stream
 from kvcache.layouts.records import BF16_512
 from kvcache.layouts.rows import Rows
+from kvcache.movement.api import append_swa
+from mla.attention.arguments import Listed
 from mla.checks import (
     check_call,
     check_every,
     check_selected,
     check_workspace,
 )
-from mla.keys import Keys, OwnKeys, all_entries, write_chunk, write_tokens
+from mla.keys import Keys, OwnKeys, all_entries, attend_in_place, listed, write_chunk
 from mla.tables import INT, LONG, require_kind, require_tables
 from mla.window import (
     Arrays,
@@ -49,7 +53,7 @@ from mla.window import (
     see_entries,
     see_window,
 )
-from mla.workspace import Workspace, chunk_rows, decoding_rows, workspace_of
+from mla.workspace import Workspace, chunk_rows, workspace_of
 
 WORKSPACE = 1 << 30  # bytes
 
@@ -113,7 +117,7 @@ def step_view(
         ring: name of the ring that holds the window.
         every: streams that are attended over completely; those that the layout lacks are skipped.
         pages: for each stream, the number of pages of the requests (`mla.window.pages_of`). By
-            default the block tables bound it.
+            default the block tables bound it. A step that decodes needs none.
 
     Returns:
         The keys that the tokens see in the ring and in the streams.
@@ -138,7 +142,8 @@ def step_view(
     for stream in streams:
         name = stream.name
         size = layout.entries(stream)
-        in_place = stream.record == BF16_512 and size in PAGE_SIZES
+        in_place = isinstance(window, TokenWindow)
+        in_place |= stream.record == BF16_512 and size in PAGE_SIZES
         bound = (pages or {}).get(name)
         found[name] = see_entries(
             arrays, ratio=stream.ratio, block_entries=size, in_place=in_place, pages=bound
@@ -189,10 +194,11 @@ def cached_attention(
     """Compute softmax(scale Q K^T, sink) K over the window and the past.
 
     `mla.reference` is the definition. The last 64 columns are rotated back by the token's position.
-    The call does not wait for a GPU; CUDA graphs capture a decoding step, padding included.
+    The call does not wait for a GPU; CUDA graphs capture a decoding step, padding included. Such a
+    step is two launches: one writes kv, one attends.
 
     Args:
-        q: bf16 [T, H, 512], rotated.
+        q: bf16 [T, H, 512], rotated; a decoding step has up to 128 heads.
         kv: [T, 512], bf16 or fp32, normalised and not rotated.
         ring: rows of BF16_512 or FP8_584; kv is written to it as `kvcache.append_swa` does, then
             read from there.
@@ -201,9 +207,10 @@ def cached_attention(
         past: compressed entries, of BF16_512 or FP8_584; one that is listed twice counts twice.
         sinks: fp32 [H], for each head a logit whose value is zero.
         scale: factor of q.k; 512 ** -0.5 by default.
-        workspace: number of bytes that one call may use besides its arguments and its result. The
+        workspace: number of bytes that a chunk may use besides its arguments and its result. The
             tokens are divided into as many launches as this requires (`plan_workspace`).
-        backend, arch: see `kernelkit.call.launch.choose_target`.
+        backend, arch: see `kernelkit.call.launch.choose_target`. Chunks need Hopper, sm_100a or
+            sm_103a, FP8_584 compute capability 8.9.
 
     Returns:
         bf16 [T, H, 512]; a token of padding has 0.
@@ -212,26 +219,49 @@ def cached_attention(
         TypeError, ValueError, NotImplementedError: naming value and limit, before any write.
     """
     _check(q, kv, ring, window, past, rope, sinks, scale)
-    _check_place(q.device, backend, arch)
+    _check_place(q.device, backend, arch, ring, past)
+    limit, place = check_workspace(workspace), {"backend": backend, "arch": arch}
     if not len(q):
         return torch.empty_like(q)
-    at_once = _workspace(ring, window, q.shape[1], past).at_once(check_workspace(workspace), len(q))
-    at_once = min(at_once, hw.MAX_GRID_YZ)  # one batch entry for each token
-    place = {"backend": backend, "arch": arch}
-    write = write_tokens if isinstance(window, TokenWindow) else write_chunk
-    parts = [write(ring, kv, window, rope, place)]
+    options = {"rope": rope, "scale": scale, **place}
+    if isinstance(window, TokenWindow):
+        append_swa(ring, kv, window.positions, window.slots, *rope, **place)
+        near = listed(ring, window.entries, window.lengths)
+        options["sinks"] = sinks
+        return attend_in_place(q, near, _in_place(past), window.positions, options)
+    at_once = _workspace(ring, window, q.shape[1], past).at_once(limit, len(q))
+    parts = [write_chunk(ring, kv, window, rope, place)]
     if isinstance(past, Selected):
         parts.append(OwnKeys(past.rows, past.entries, past.chosen, window.offsets))
     elif past is not None:
         parts.append(all_entries(past.rows, past.pages, window.offsets, place))
-    options = {"rope": rope, "scale": scale, **place}
-    if at_once == len(q):
+    return _in_groups(q, min(at_once, hw.MAX_GRID_YZ), parts, sinks, options)
+
+
+def _in_groups(
+    q: torch.Tensor,
+    at_once: int,
+    parts: Sequence[Keys],
+    sinks: torch.Tensor | None,
+    options: dict[str, Any],
+) -> torch.Tensor:
+    """Return O of a chunk, of `at_once` tokens at a time: each is a batch entry of a launch."""
+    if at_once >= len(q):
         return _attend(q, slice(0, len(q)), parts, sinks, options)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for begin in range(0, len(q), at_once):
         group = slice(begin, min(begin + at_once, len(q)))
         out[group] = _attend(q, group, parts, sinks, options)
     return out
+
+
+def _in_place(past: Past | None) -> Listed | None:
+    """Return the past as keys of the sparse operator."""
+    if past is None:
+        return None
+    if isinstance(past, Selected):
+        return listed(past.rows, past.entries, past.chosen)
+    return listed(past.rows, past.pages.table, past.pages.counts, paged=True)
 
 
 def _attend(
@@ -270,13 +300,21 @@ def _check(
     if isinstance(past, Selected):
         check_selected(past.rows, past.entries, past.chosen, len(q))
     elif past is not None:
-        check_every(past.rows, past.pages, len(q))
+        check_every(past.rows, past.pages, len(q), decoding=isinstance(window, TokenWindow))
 
 
-def _check_place(device: torch.device, backend: str, arch: str | None) -> None:
+def _check_place(
+    device: torch.device, backend: str, arch: str | None, ring: Rows, past: Past | None
+) -> None:
     """Refuse a device without kernels; tensors on the meta device are not computed anywhere."""
-    if device.type != "meta":
-        choose_target(device, backend, arch, ARCHS)
+    if device.type == "meta":
+        return
+    target = choose_target(device, backend, arch, ARCHS)
+    for rows in (ring,) if past is None else (ring, past.rows):
+        if rows.record != BF16_512 and target.arch in WITHOUT_E4M3:
+            raise NotImplementedError(
+                f"entries of {rows.record.name} on {target.arch}: e4m3 needs compute capability 8.9"
+            )
 
 
 def _check_kinds(ring: Rows, window: Window, past: Past | None) -> None:
@@ -291,13 +329,9 @@ def _check_kinds(ring: Rows, window: Window, past: Past | None) -> None:
         require_kind("past.pages", past.pages, EntryPages)
 
 
-def _workspace(ring: Rows, window: Window, heads: int, past: Past | None) -> Workspace:
-    """Return the workspace of this call, by the shapes of its tensors."""
-    if isinstance(window, TokenWindow):
-        near = decoding_rows(ring.record, window.window, window.rows)
-    else:
-        tokens, requests = len(window.slots), len(window.starts)
-        near = chunk_rows(ring.record, window.window, tokens, requests)
+def _workspace(ring: Rows, window: ChunkWindow, heads: int, past: Past | None) -> Workspace:
+    """Return the workspace of a chunk, by the shapes of its tensors."""
+    near = chunk_rows(ring.record, window.window, len(window.slots), len(window.starts))
     far = None
     if isinstance(past, Selected):
         far = (0, past.entries.shape[1])

@@ -25,6 +25,7 @@ from kvcache.checks import whole
 from kvcache.layouts.records import BF16_512, FP8_584
 from kvcache.layouts.rows import Rows, check_mapping, check_range
 from kvcache.movement.arguments import LATENT_DTYPES, check_angles, check_positions
+from mla.attention.config import MAX_HEADS
 from mla.tables import INT, LONG, Shapes, require_tables
 from mla.window import ChunkWindow, EntryPages, TokenWindow
 from mla.workspace import COLUMNS
@@ -61,6 +62,8 @@ def check_call(
     if q.device.type == "cpu":  # elsewhere the operators check once for each layout
         require_memory(**tensors)
     _check_tokens(q, kv, len(window.slots))
+    if isinstance(window, TokenWindow) and q.shape[1] > MAX_HEADS:
+        raise ValueError(f"q has {q.shape[1]} heads: at most {MAX_HEADS} for decoding")
     check_angles(cos, sin)
     _check_rows("ring", ring)
     if ring.rows != window.rows:
@@ -89,14 +92,16 @@ def check_selected(rows: Rows, entries: torch.Tensor, chosen: torch.Tensor, toke
     check_range("chosen", chosen, (0, most + 1), f"from 0 to the {most} entries of a row")
 
 
-def check_every(rows: Rows, pages: EntryPages, tokens: int) -> None:
-    """Check all entries of a stream."""
+def check_every(rows: Rows, pages: EntryPages, tokens: int, *, decoding: bool) -> None:
+    """Check all entries of a stream. decoding: whether they are those of a TokenWindow's tokens."""
     require_table("counts", pages.counts, INT, (tokens,))
+    if decoding and pages.entries is not None:
+        raise ValueError("pages to gather: a decoding step reads blocks (`see_entries`)")
     if pages.entries is None:
-        if rows.record != BF16_512 or rows.rows not in PAGE_SIZES:
+        if not decoding and (rows.record != BF16_512 or rows.rows not in PAGE_SIZES):
             raise ValueError(
-                f"pages of {rows.rows} rows of {rows.record.name} are read in place: only "
-                f"{BF16_512.name} with one of {PAGE_SIZES} rows can be"
+                f"pages of {rows.rows} rows of {rows.record.name} are read in place: for a chunk "
+                f"only {BF16_512.name} with one of {PAGE_SIZES} rows can be"
             )
         there, size = len(rows.pool), rows.rows
     else:
@@ -144,14 +149,18 @@ def _check_rows(name: str, rows: Rows) -> None:
             f"{name} of {getattr(rows.record, 'name', rows.record)}: supported are {names}"
         )
     rows.check()
+    unit = rows.record.scale_bytes
+    if unit and rows.scale_offset % unit:
+        raise ValueError(f"scale_offset {rows.scale_offset} of {name}: a multiple of {unit} bytes")
 
 
 def _check_seen(ring: Rows, window: Window, positions: int) -> None:
     """Check the tables of a window; for padding tokens (without a slot) only positions."""
-    check_positions(window.offsets, positions)
     if isinstance(window, TokenWindow):
+        check_positions(window.positions, positions)
         _check_decoding(ring, window)
     else:
+        check_positions(window.offsets, positions)
         _check_chunk(ring, window, positions)
 
 
@@ -159,8 +168,6 @@ def _check_decoding(ring: Rows, window: TokenWindow) -> None:
     limit = f"there are entries 0 to {ring.entries - 1}"
     check_mapping("entries", window.entries, ring.entries, limit)
     check_range("lengths", window.lengths, (0, window.window + 1), f"0 to {window.window} tokens")
-    seeing = window.rings[window.lengths > 0]
-    check_range("rings", seeing, (0, len(ring.pool)), f"there are {len(ring.pool)} slots")
 
 
 def _check_chunk(ring: Rows, window: ChunkWindow, positions: int) -> None:

@@ -1,7 +1,8 @@
 """Keys of cached attention in a form that attention can read.
 
-They are in the cache itself, or as BF16 in a workspace. Each kind of keys has a method by which the
-queries of some tokens attend to them.
+Tokens that decode read all of theirs where they are, in one launch (`attend_in_place`). Keys of a
+chunk are in the cache itself, or as BF16 in a workspace, and each kind of them has a method by
+which the queries of some tokens attend to them.
 """
 
 from __future__ import annotations
@@ -15,13 +16,44 @@ from fmha.api import attention
 from kvcache.layouts.records import BF16_512
 from kvcache.layouts.rows import Rows
 from kvcache.movement.api import append_rows, append_swa, gather
-from mla.window import PAGE, ChunkWindow, EntryPages, TokenWindow
-from mla.workspace import COLUMNS, is_page
+from mla.attention.arguments import Listed
+from mla.attention.launch import SPARSE
+from mla.window import PAGE, ChunkWindow, EntryPages
+from mla.workspace import COLUMNS
 
 BF16 = torch.bfloat16
 Part = tuple[torch.Tensor, ...]
 Rope = tuple[torch.Tensor, torch.Tensor]
 Place = dict[str, Any]  # backend and arch
+
+
+# -- decoding -------------------------------------------------------------------------------------
+
+
+def listed(
+    rows: Rows, places: torch.Tensor, counts: torch.Tensor, *, paged: bool = False
+) -> Listed:
+    """Return entries int64 [T, n], or pages int32 [T, n] of entries 0, 1, 2, ..., as keys of the
+    sparse operator; token t reads the first counts[t] entries."""
+    offsets = rows.data_offset, rows.scale_offset
+    return Listed(rows.pool, places, counts, rows.record.name, rows.rows, *offsets, paged)
+
+
+def attend_in_place(
+    q: torch.Tensor,
+    near: Listed,
+    far: Listed | None,
+    positions: torch.Tensor,
+    options: dict[str, Any],
+) -> torch.Tensor:
+    """Return O of one softmax over both, with the sink. options: rope, sinks, scale, and place."""
+    cos, sin = options.pop("rope")
+    angles = {"cos": cos, "sin": sin, "positions": positions}
+    o, _ = SPARSE({"q": q, "keys": near, "extra": far, **angles, **options})
+    return o
+
+
+# -- chunks ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -113,16 +145,6 @@ def _parts(found: torch.Tensor | Part) -> Part:
 
 
 # -- the window -----------------------------------------------------------------------------------
-
-
-def write_tokens(
-    ring: Rows, kv: torch.Tensor, window: TokenWindow, rope: Rope, place: Place
-) -> OwnKeys | PagedKeys:
-    """Write kv to the ring, and return the keys; the ring then holds all of them."""
-    append_swa(ring, kv, window.positions, window.slots, *rope, **place)
-    if is_page(ring.record, window.window, window.rows):
-        return PagedKeys(in_place(ring), window.rings, window.lengths, window.offsets)
-    return OwnKeys(ring, window.entries, window.lengths, window.offsets)
 
 
 def write_chunk(

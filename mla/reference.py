@@ -1,20 +1,21 @@
 """Cached attention of one token in plain torch: the definition, and a version rounded as the
 kernels.
 
-`definition` is one softmax over the entries of the window and of the past, in fp64. `rounded` works
-as the kernels do: attention over each of the two, with O in fp32, then one merge with the sink.
-Both read entries as a record returns them, in bf16, and rotate the last columns of O back by the
-token's position.
+Both are one softmax over the entries of the window and of the past, with the sink, as
+`mla.attention.reference` has it: `definition` in fp64, `rounded` with the kernels' roundings. Both
+read entries as a record returns them, in bf16, and rotate the last columns of O back by the token's
+position. A chunk's kernels round O of each part to fp32 before the merge, which adds nothing that a
+tolerance for bf16 could see.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from fmha import reference
+from mla.attention import reference
 
 Rope = tuple[torch.Tensor, torch.Tensor]
 
@@ -37,11 +38,15 @@ class Token:
     sinks: torch.Tensor | None = None
     scale: float | None = None
 
-    @property
-    def options(self) -> dict[str, object]:
-        """Options for a table of one row; positions outside a table use its last row."""
-        row = slice(self.position, self.position + 1)
-        return {"rope": tuple(table[row] for table in self.rope), "scale": self.scale}
+    def attend(self, compute: Callable[..., reference.Attended]) -> torch.Tensor:
+        """Return O [H, 512] by a function of `mla.attention.reference`."""
+        keys = self.near if self.far is None else torch.cat((self.near, self.far))
+        source = reference.Source(keys, torch.arange(len(keys))[None])
+        found = compute(
+            self.q[None, None], [source], scale=self.scale, sinks=self.sinks, rope=self.rope,
+            positions=torch.tensor([self.position]),
+        )  # fmt: skip
+        return found.o[0, 0]
 
 
 def seen(entries: torch.Tensor, position: int, window: int) -> torch.Tensor:
@@ -51,29 +56,9 @@ def seen(entries: torch.Tensor, position: int, window: int) -> torch.Tensor:
 
 def definition(token: Token) -> torch.Tensor:
     """Return O, fp64 [H, 512]."""
-    parts = [token.near] if token.far is None else [token.near, token.far]
-    keys = torch.cat(parts)[None, :, None]
-    found = reference.definition(
-        token.q[None, None], keys, keys, sinks=token.sinks, **token.options
-    )
-    return found.o[0, 0]
+    return token.attend(reference.definition)
 
 
 def rounded(token: Token) -> torch.Tensor:
     """Return O, bf16 [H, 512]."""
-    q = token.q[None, None]
-    if token.far is None:
-        keys = token.near[None, :, None]
-        return reference.rounded(q, keys, keys, sinks=token.sinks, **token.options).o[0, 0]
-    parts = [
-        reference.rounded(q, keys, keys, out_dtype=torch.float32, **token.options)
-        for keys in (token.near[None, :, None], token.far[None, :, None])
-    ]
-    o = torch.cat([part.o[0] for part in parts])
-    lse = torch.stack([part.lse[0, :, 0] for part in parts])
-    sums = lse if token.sinks is None else torch.cat((lse, token.sinks[None]))
-    top = sums.amax(0)
-    top = top.masked_fill(top == -math.inf, 0.0)
-    total = torch.exp(sums - top).sum(0)
-    o = (o * torch.exp(lse - top)[..., None]).sum(0)
-    return (o / total.masked_fill(total == 0, 1.0)[:, None]).bfloat16()
+    return token.attend(reference.rounded)

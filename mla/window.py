@@ -50,27 +50,22 @@ class TokenWindow:
 
     window: tokens that one sees, itself included.
     rows: rows of a ring.
-    positions, slots: int64 [T], of the tokens, which are written first.
-    offsets: int32 [T], positions again; 0 for padding.
+    positions, slots: int64 [T], of the tokens, which are written first; positions of padding are 0.
     lengths: int32 [T], keys of a token, 0 for padding.
     entries: int64 [T, window], entries of the ring, NO_ENTRY from lengths on.
-    rings: int32 [T, 1], slot of the ring.
     """
 
     window: int
     rows: int
     positions: torch.Tensor
     slots: torch.Tensor
-    offsets: torch.Tensor
     lengths: torch.Tensor
     entries: torch.Tensor
-    rings: torch.Tensor
 
     def __post_init__(self) -> None:
         _check_numbers(self)
-        own: Shapes = {"entries": (LONG, ("T", self.window)), "rings": (INT, ("T", 1))}
-        each = INT, ("T",)
-        require_tables(vars(self), OF_TOKENS | {"offsets": each, "lengths": each} | own)
+        own: Shapes = {"lengths": (INT, ("T",)), "entries": (LONG, ("T", self.window))}
+        require_tables(vars(self), OF_TOKENS | own)
 
 
 @dataclass(frozen=True)
@@ -78,7 +73,9 @@ class ChunkWindow:
     """Keys of a step with any number of tokens. Those of a request lie in pages by position: first
     the ring's keys, then the step's own tokens, which are written to the ring after it was read.
 
-    window, rows, positions, slots, offsets: as in TokenWindow.
+    window, rows, slots: as in TokenWindow.
+    positions: int64 [T].
+    offsets: int32 [T], positions again.
     longest: most tokens of a request.
     cu_tokens, starts, lengths: of the requests, as in a Step.
     table: int32 [B, columns], the page of position x in column x // PAGE; columns without keys name
@@ -125,7 +122,7 @@ class EntryPages:
     counts: int32 [T].
     table: int32 [T, columns], the page of entry s in column s // (entries of a page).
     entries: int64 [pages, PAGE], the stream entry to gather to each row of a page, or None.
-        None means that `table` names the stream's own blocks.
+        None means that `table` names the stream's own blocks, which decoding requires.
     """
 
     ratio: int
@@ -176,6 +173,7 @@ def _token_window(
     positions: torch.Tensor, slots: torch.Tensor, window: int, rows: int
 ) -> TokenWindow:
     there = slots >= 0
+    positions = torch.where(there, positions, 0)
     lengths = torch.where(there, (positions + 1).clamp(max=window), 0)
     rings = torch.div(slots, rows, rounding_mode="floor")
     back = torch.arange(window, device=slots.device)
@@ -185,10 +183,8 @@ def _token_window(
         rows,
         positions,
         slots,
-        torch.where(there, positions, 0).int(),
         lengths.int(),
         torch.where(back < lengths[:, None], entries, NO_ENTRY),
-        rings.int()[:, None],
     )
 
 
@@ -233,7 +229,7 @@ def see_entries(
     """Return all entries of a stream whose blocks have `block_entries` entries of each copy.
 
     Args:
-        in_place: whether attention reads the blocks themselves.
+        in_place: whether attention reads the blocks themselves, as it does for a TokenWindow.
         pages: pages of PAGE entries for all requests, see `pages_of`; None for as many as the block
             tables have room for.
     """

@@ -1,5 +1,7 @@
 """Sizes in bytes of the memory that cached attention uses besides its arguments and its result.
 
+Decoding reads all entries where they are, and needs none. A chunk needs:
+
 entries expanded to BF16, 1,024 bytes each: those that all tokens of a step read together, and
                   those of each token's own
 scratch           a record of the step's own window entries, of a chunk
@@ -10,11 +12,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fmha.config import PAGE_SIZES
 from kernelkit.plan.dtypes import BF16_BYTES, FP32_BYTES
 from kvcache.checks import require, whole
 from kvcache.layouts.layout import Layout, Ring
-from kvcache.layouts.records import BF16_512, Record
+from kvcache.layouts.records import Record
 from mla.window import PAGE, chunk_pages, decodes
 
 COLUMNS = 512
@@ -59,40 +60,28 @@ class Workspace:
         return min((limit - self.shared) // self.each, tokens) if self.each else tokens
 
 
-def workspace_of(near: tuple[int, int, int], far: tuple[int, int] | None, heads: int) -> Workspace:
-    """Return the workspace for the two parts of attention.
+NONE = Workspace(0, 0, 0, 0)  # of a decoding step
 
-    near: shared rows and bytes of the window, and rows of each token; see `decoding_rows` and
-    `chunk_rows`.
+
+def workspace_of(near: tuple[int, int], far: tuple[int, int] | None, heads: int) -> Workspace:
+    """Return the workspace for the two parts of attention of a chunk.
+
+    near: shared rows and bytes of the window, see `chunk_rows`.
     far: shared rows of the past and rows of each token, or None.
     """
-    shared, scratch, own = near
     if far is None:
-        return Workspace(shared, scratch, own, 0)
+        return Workspace(*near, 0, 0)
     partial = PARTS * heads * FP32_BYTES * (COLUMNS + STATISTICS)
-    return Workspace(shared + far[0], scratch, own + far[1], partial)
+    return Workspace(near[0] + far[0], near[1], far[1], partial)
 
 
-def decoding_rows(record: Record, window: int, rows: int) -> tuple[int, int, int]:
-    """Return `near` of `workspace_of` for a step whose tokens read rings of `rows` rows.
-
-    Rings that are pages are read in place.
-    """
-    return 0, 0, 0 if is_page(record, window, rows) else window
-
-
-def is_page(record: Record, window: int, rows: int) -> bool:
-    """Return whether attention reads a ring in place; softmax needs no order of its rows."""
-    return rows == window and record == BF16_512 and rows in PAGE_SIZES
-
-
-def chunk_rows(record: Record, window: int, tokens: int, requests: int) -> tuple[int, int, int]:
+def chunk_rows(record: Record, window: int, tokens: int, requests: int) -> tuple[int, int]:
     """Return `near` of `workspace_of` for a step of any tokens.
 
     Its keys are in pages, together with those of the rings; its own are also in `record`.
     """
     keys = chunk_pages(tokens, requests, window) * PAGE + requests * (window - 1)
-    return keys, -(-tokens // PAGE) * record.page_bytes(PAGE), 0
+    return keys, -(-tokens // PAGE) * record.page_bytes(PAGE)
 
 
 def plan_workspace(
@@ -106,16 +95,18 @@ def plan_workspace(
     entries: int | None = None,
     ring: str = "swa",
 ) -> Workspace:
-    """Compute the workspace of the calls of a step before the step exists.
+    """Compute the workspace of the calls of a step before the step exists; 0 for decoding.
 
     The index tensors of a step are not included: 8 bytes for each entry that they list, once for
-    all layers.
+    all layers. Neither are the sums of CTAs that share a token (`Decision.workspace_bytes`), which
+    a launch has only if its tokens do not fill the GPU.
 
     Args:
         layout: layout of the cache.
         heads: number of query heads.
         tokens, requests: numbers of tokens and requests of the step.
-        longest: largest number of tokens of a request.
+        longest: largest number of tokens of a request. If their window entries fit the ring
+            (`step_view`), the step decodes.
         selected: number of entries that a token attends to, in a CSA layer.
         entries: number of entries of all requests together, each rounded up to PAGE, if a layer
             attends to all entries and reads them from a workspace. A layer without a past has
@@ -139,9 +130,9 @@ def plan_workspace(
     selected = None if selected is None else whole("selected", selected)
     entries = None if entries is None else whole("entries", entries)
     window, rows = array.window, array.rows(layout.draft)
-    near = decoding_rows(array.record, window, rows)
-    if not decodes(window, rows, longest):
-        near = chunk_rows(array.record, window, tokens, requests)
+    if decodes(window, rows, longest):
+        return NONE
+    near = chunk_rows(array.record, window, tokens, requests)
     far = None
     if selected is not None or entries is not None:
         far = (entries or 0, selected or 0)

@@ -1,9 +1,9 @@
 """Append, gather, copy and checksum.
 
-Tensors on a CUDA GPU of compute capability 9.0 or 10.x run there (`append_pages` and `gather_pages`
-also on 8.x and 12.x); tensors on the CPU run in the emulator. For `backend` and `arch` see
-`kernelkit.call.launch.choose_target`. Each call is one launch (a checksum another, which writes
-zeros), can be captured in a graph, and does nothing for no rows.
+Tensors on a CUDA GPU of compute capability 9.0 or 10.x run there (`append_swa`, `append_pages` and
+`gather_pages` also on 8.x and 12.x); tensors on the CPU run in the emulator. For `backend` and
+`arch` see `kernelkit.call.launch.choose_target`. Each call is one launch (a checksum another, which
+writes zeros), can be captured in a graph, and does nothing for no rows.
 
 Every function checks all of its arguments before anything compiles:
 
@@ -75,7 +75,8 @@ def append_swa(
         cos, sin: float32 [P, 32], angle i of neighbours 2 i and 2 i + 1; rows may lie apart.
 
     Raises:
-        NotImplementedError: for any other record, and as the module says.
+        NotImplementedError: for any other record; for e4m3 on compute capabilities 8.0, 8.6 and
+            8.7; and as the module says.
         TypeError, ValueError: as the module says.
     """
     APPEND_SWA({

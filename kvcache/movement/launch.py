@@ -73,7 +73,7 @@ KERNELS = {
     ChecksumConfig: "checksum_kernel",
 }
 ARCHS = ("sm_100a", "sm_90a")
-PAGES_ARCHS = (*ARCHS, PORTABLE)  # beside attention by mma.sync, for engines
+PORTABLE_ARCHS = (*ARCHS, PORTABLE)  # beside attention by mma.sync
 WITHOUT_E4M3 = ("sm_80", "sm_86", "sm_87")  # PTX ISA, cvt: e4m3x2 needs sm_89
 MAX_ITEMS = 1 << 31  # pieces of slots in a launch
 
@@ -82,7 +82,11 @@ def run_append_swa(given: AppendSwa) -> tuple[()]:
     """Write the entries of `given.slots`."""
     given.check()
     rows, kv = given.rows, given.kv
-    target = choose_target(kv.device, given.backend, given.arch, ARCHS)
+    target = choose_target(kv.device, given.backend, given.arch, PORTABLE_ARCHS)
+    if rows.record.scale_bytes and target.arch in WITHOUT_E4M3:
+        raise NotImplementedError(
+            f"entries of {rows.record.name} on {target.arch}: e4m3 needs sm_89 or later"
+        )
     if len(kv):
         config = AppendConfig(rows.record.name, DTYPE_NAMES[kv.dtype])
         params = AppendParams(
@@ -230,7 +234,7 @@ def pages_config(given: AppendPages | GatherPages) -> PagesConfig:
 
 def _move_pages(given: AppendPages | GatherPages) -> None:
     """Between tokens and pages."""
-    target = choose_target(given.slots.device, given.backend, given.arch, PAGES_ARCHS)
+    target = choose_target(given.slots.device, given.backend, given.arch, PORTABLE_ARCHS)
     k, v, pages = given.k, given.v, (given.k_pages, given.v_pages)
     scales: tuple[torch.Tensor | None, ...] = (None, None)
     if isinstance(given, AppendPages):

@@ -66,6 +66,8 @@ class Listed:
     indices: int32 or int64, shaped like q without heads and columns, then k.
     counts: int32, shaped like q without heads and columns.
     record, rows, data_offset, scale_offset: those of `kvcache.Rows`; "" and 0 for bf16 entries.
+    paged: indices are pages, int32, of a query's keys 0, 1, 2, ...; counts are keys. A page that
+        the cache does not have holds no keys.
     """
 
     pool: torch.Tensor
@@ -75,6 +77,7 @@ class Listed:
     rows: int = 0
     data_offset: int = 0
     scale_offset: int = 0
+    paged: bool = False
 
     @property
     def form(self) -> Form:
@@ -84,15 +87,16 @@ class Listed:
     def check(self, name: str, q: torch.Tensor) -> None:
         """Raise TypeError, ValueError or NotImplementedError for what q cannot be used with."""
         lead = tuple(q.shape[:-2])
-        if self.indices.dtype not in INDEX_DTYPES:
-            raise ValueError(
-                f"{name}indices is {self.indices.dtype}, expected one of {INDEX_DTYPES}"
-            )
+        dtypes = INDEX_DTYPES[:1] if self.paged else INDEX_DTYPES
+        if self.indices.dtype not in dtypes:
+            raise ValueError(f"{name}indices is {self.indices.dtype}, expected one of {dtypes}")
         require_table(f"{name}indices", self.indices, self.indices.dtype, (*lead, None))
         if self.counts is not None:
             require_table(f"{name}counts", self.counts, torch.int32, lead)
-            most = self.indices.shape[-1]
-            check_range(f"{name}counts", self.counts, (0, most + 1), f"0 to the {most} indices")
+            most, what = self.indices.shape[-1], "indices"
+            if self.paged:
+                most, what = most * (self.rows or self.pool.shape[1]), "keys of all pages"
+            check_range(f"{name}counts", self.counts, (0, most + 1), f"0 to the {most} {what}")
         if self.record:
             self._check_rows(name)
         else:
@@ -114,7 +118,10 @@ class Listed:
             )
 
     def source(self) -> Source:
-        """Return the keys as a launch takes them, one row of places for each token."""
+        """Return the keys as a launch takes them, one row of places for each token.
+
+        Listed entries may become slots of one row; a table needs the rows of its pages.
+        """
         places = self.indices.reshape(-1, self.indices.shape[-1])
         counts = None if self.counts is None else self.counts.reshape(-1)
         form, store = self.form, self.pool
@@ -125,11 +132,12 @@ class Listed:
                 .view(torch.bfloat16)
             )
         if form.plain:
-            store = _in_one_row(store)
+            store = store.squeeze(2) if store.ndim == 4 else store
+            store = store if self.paged else _in_one_row(store)
         keys = Keys(
             record=self.record or f"bf16_{form.columns}",
             rows=store.shape[1] if form.plain else self.rows,
-            listed=True,
+            listed=not self.paged,
             wide_index=places.dtype == torch.int64,
             counts=counts is not None,
         )
@@ -331,7 +339,9 @@ class Sparse(Shared):
         self.keys.check("", q)
         if self.extra is not None:
             self.extra.check("extra_", q)
-        if sum(each.indices.shape[-1] for each in (self.keys, self.extra) if each) >= MAX_POSITION:
+        if self.keys.paged:
+            raise NotImplementedError("pages of the first cache: only those of extra")
+        if self.longest >= MAX_POSITION:
             raise ValueError(f"{self.longest} entries of a query, limit {MAX_POSITION - 1}")
         given = [each is not None for each in (self.cos, self.sin, self.positions)]
         if any(given) and not all(given):
@@ -372,7 +382,6 @@ def _is_even(tensor: torch.Tensor) -> bool:
 
 def _in_one_row(store: torch.Tensor) -> torch.Tensor:
     """Return listed entries as slots of one row, if they lie evenly: one kernel for page sizes."""
-    store = store.squeeze(2) if store.ndim == 4 else store
     slots, rows, columns = store.shape
     if rows == 1 or (slots > 1 and store.stride(0) != rows * store.stride(1)):
         return store

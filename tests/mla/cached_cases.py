@@ -42,6 +42,7 @@ class Case:
 
     record: record of all entries.
     selected: most entries that a token of the CSA layer attends to.
+    arch: architecture of all kernels.
     """
 
     record: str = "fp8"
@@ -53,11 +54,12 @@ class Case:
     selected: int = 6
     workspace: int = 1 << 30
     kv: torch.dtype = BF16
+    arch: str = "sm_100a"
 
     def __str__(self) -> str:
         flags = f"{'-sinks' * self.sinks}-{str(self.kv)[6:]}"
         sizes = f"h{self.heads}-w{self.window}-d{self.draft}-b{self.block_tokens}-k{self.selected}"
-        return f"{self.record}-{sizes}{flags}-{self.workspace >> 20}M"
+        return f"{self.record}-{sizes}{flags}-{self.workspace >> 20}M-{self.arch}"
 
 
 @dataclass
@@ -196,7 +198,7 @@ class Model:
         return cached_attention(
             inputs.q, inputs.kv, self.cache.rows("swa", list(LAYERS).index(kind)), view.window,
             rope=self.rope, sinks=self.sinks, past=self.past(kind, inputs, view),
-            workspace=self.case.workspace,
+            workspace=self.case.workspace, arch=self.case.arch,
         )  # fmt: skip
 
     def past(self, kind: str, inputs: Inputs, view: StepView) -> Selected | Every | None:

@@ -11,10 +11,12 @@ from kernelkit.numerics.tolerance import compare_output
 from kvcache.layouts.models import Options, deepseek_v4
 from kvcache.layouts.records import BF16_512, FP8_656
 from kvcache.layouts.rows import Rows
+from kvcache.movement import launch as movement_launch
 from kvcache.movement import reference
 from kvcache.planner.capacity import workspace_bytes
 from mla import keys as cached_keys
 from mla.api import Every, Selected, StepView, cached_attention, step_view
+from mla.attention import launch as attention_launch
 from mla.reference import Token, definition, rounded
 from mla.window import PAGE, ChunkWindow, EntryPages, TokenWindow, see_window
 from mla.workspace import Workspace, plan_workspace
@@ -22,6 +24,7 @@ from tests.kvcache.movement.rows_cases import checked
 from tests.mla.cached_cases import BF16, LAYERS, Case, Model
 
 FP8, PLAIN = Case("fp8"), Case("bf16")
+ARCHS = ("sm_100a", "sm_90a")
 
 
 def assert_good(reports) -> None:
@@ -43,11 +46,35 @@ def sizes(workspace: Workspace) -> tuple[int, int]:
 # -- in a few seconds -----------------------------------------------------------------------------
 
 
-def test_decode(poisoned_outputs):
+@pytest.mark.parametrize("arch", ARCHS)
+def test_decode(arch, poisoned_outputs):
     """The token of c has no entry to choose from yet: its past is empty."""
-    model, (a, b, c) = lived(FP8)
+    model, (a, b, c) = lived(replace(FP8, arch=arch))
     assert_good(model.step({a: 1, b: 1, c: 1}, ["csa"], padding=2))
     assert_good(model.step({c: 1, a: 1}, ["csa"]))
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_decoding_is_one_launch_of_attention(kind, monkeypatch):
+    """No entry is gathered and nothing is merged, whatever the past and the record."""
+    launches = []
+    for module in (attention_launch, movement_launch):
+        launch = module.launch
+        monkeypatch.setattr(
+            module, "launch",
+            lambda *given, launch=launch: (launches.append(given), launch(*given))[1],
+        )  # fmt: skip
+    model = Model(FP8)
+    a, b = model.admit("a", 129), model.admit("b", 6)
+    with model.cache.step({a: [7], b: [7]}) as step:
+        model.compress(step)
+        view, inputs = model.view(step), model.inputs(step)
+        launches.clear()
+        model.case = replace(model.case, workspace=0)
+        o = model.attend(kind, inputs, view)
+        assert len(launches) == 2
+        model.remember(step, kind, inputs.kv)
+        assert model.judge(kind, step, inputs, o).ok
 
 
 @pytest.mark.parametrize("wrong", [{"window": 127}, {"window": 129}, {"sinks": False}], ids=str)
@@ -62,11 +89,11 @@ def test_a_wrong_reference_is_noticed(wrong, monkeypatch):
 
 
 def test_a_small_workspace_is_more_launches(monkeypatch):
-    """The bits are the same."""
+    """The bits of a chunk are the same."""
     model = Model(FP8)
     a, b = model.admit("a", 3), model.admit("b", 6)
-    needs = plan_workspace(model.layout, 4, tokens=2, requests=2, longest=1, selected=6)
-    with model.cache.step({a: [7], b: [7]}) as step:
+    needs = plan_workspace(model.layout, 4, tokens=3, requests=2, longest=2, selected=6)
+    with model.cache.step({a: [7] * 2, b: [7]}) as step:
         model.compress(step)
         view, inputs = model.view(step), model.inputs(step)
         groups, attend = [], cached_keys.OwnKeys.attend
@@ -77,33 +104,37 @@ def test_a_small_workspace_is_more_launches(monkeypatch):
             )[1],
         )  # fmt: skip
         found = []
-        for bound in (needs.size(2), needs.size(1)):
+        pools = model.cache.storage.pools
+        before = {name: pool.clone() for name, pool in pools.items()}
+        for bound in (needs.size(3), needs.size(2)):
+            for name, pool in pools.items():
+                pool.copy_(before[name])
             model.case = replace(model.case, workspace=bound)
             found.append(model.attend("csa", inputs, view))
         model.case = replace(model.case, workspace=needs.size(1) - 1)
-        with pytest.raises(ValueError, match=f"at least {needs.size(1):,}, 0 for the whole"):
+        with pytest.raises(ValueError, match=f"at least {needs.size(1):,}, {needs.shared:,} for"):
             model.attend("csa", inputs, view)
-    assert [(group.start, group.stop) for group in groups[::2]] == [(0, 2), (0, 1), (1, 2)]
+    assert [(group.start, group.stop) for group in groups] == [(0, 3), (0, 2), (2, 3)]
     assert torch.equal(*found)
 
 
 def test_the_workspace_in_the_terms_of_the_planner():
-    """The workspace is entries in BF16, as `kvcache.planner.capacity` counts them, and partial
-    results."""
-    layout = deepseek_v4("v4", [0, 4, 128], 128, Options(draft=1))
-    given = {"tokens": 3, "requests": 3, "longest": 1}
+    """The workspace of a chunk is entries in BF16, as `kvcache.planner.capacity` counts them, and
+    partial results; decoding has none."""
+    layout = deepseek_v4("v4", [0, 4, 128], 128, Options(draft=2))
+    for past in ({}, {"selected": 512}, {"entries": 3 * PAGE}):
+        needs = plan_workspace(layout, 64, tokens=6, requests=3, longest=2, **past)
+        assert sizes(needs) == (0, 0)
+        assert needs.at_once(0, 6) == 6
+    given = {"tokens": 500, "requests": 1, "longest": 500}
     each = 2 * 64 * 4 * (512 + 1)
-    alone = plan_workspace(layout, 64, **given)
-    assert sizes(alone) == (0, workspace_bytes(layout, 128))
-    chosen = plan_workspace(layout, 64, **given, selected=512)
-    assert sizes(chosen) == (0, workspace_bytes(layout, 128 + 512) + each)
-    every = plan_workspace(layout, 64, **given, entries=3 * PAGE)
-    assert sizes(every) == (workspace_bytes(layout, 3 * PAGE), workspace_bytes(layout, 128) + each)
-    chunk = plan_workspace(layout, 64, tokens=500, requests=1, longest=500)
     # 500 tokens and the 127 before them, at any offset: 6 pages at most.
-    assert sizes(chunk) == (workspace_bytes(layout, 6 * PAGE + 127) + 4 * 74_880, 0)
-    plain = deepseek_v4("v4", [0, 4, 128], 128, Options(record="bf16"))
-    assert sizes(plan_workspace(plain, 64, **given)) == (0, 0)
+    shared = workspace_bytes(layout, 6 * PAGE + 127) + 4 * 74_880
+    assert sizes(plan_workspace(layout, 64, **given)) == (shared, 0)
+    chosen = plan_workspace(layout, 64, **given, selected=512)
+    assert sizes(chosen) == (shared, workspace_bytes(layout, 512) + each)
+    every = plan_workspace(layout, 64, **given, entries=3 * PAGE)
+    assert sizes(every) == (shared + workspace_bytes(layout, 3 * PAGE), each)
 
 
 def bare(model: Model, step, view: StepView, kind: str, count: int) -> torch.Tensor:
@@ -172,7 +203,8 @@ def test_what_is_refused_writes_nothing():
 DECODING = [
     replace(FP8, sinks=False, kv=torch.float32), replace(PLAIN, window=24, draft=1),
     replace(FP8, selected=70, draft=1), replace(PLAIN, draft=3), FP8, PLAIN,
-    replace(PLAIN, block_tokens=1024),
+    replace(PLAIN, block_tokens=1024), replace(FP8, arch="sm_90a", selected=70, draft=1),
+    replace(PLAIN, arch="sm_90a"), replace(FP8, arch="sm_89"), replace(PLAIN, arch="sm_80"),
 ]  # fmt: skip
 
 
@@ -298,7 +330,8 @@ def test_the_reference_adds_nothing_twice():
     assert torch.equal(rounded(sink), rounded(replace(sink, far=None)))
 
 
-def test_equal_entries_of_huge_scores_are_averaged():
+@pytest.mark.parametrize("arch", ARCHS)
+def test_equal_entries_of_huge_scores_are_averaged(arch):
     """Scores are near 2^33, where an LSE cannot hold the sum: 16 entries of the window are equal,
     and those of the past score half as much."""
     x = (torch.arange(512) % 7 - 3.0).bfloat16()[None]
@@ -312,6 +345,6 @@ def test_equal_entries_of_huge_scores_are_averaged():
     past = Selected(far, positions[None, :6], torch.tensor([6], dtype=torch.int32))
     q = x[:, None].expand(-1, 2, -1) * torch.tensor([1.0, 4.0]).bfloat16()[:, None]
     o = cached_attention(
-        q.contiguous(), x, near, window, rope=rope, past=past, scale=1e6, arch="sm_100a"
+        q.contiguous(), x, near, window, rope=rope, past=past, scale=1e6, arch=arch
     )
     assert torch.equal(o, x[:, None].expand(-1, 2, -1))

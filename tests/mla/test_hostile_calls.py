@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kvcache import Layout, Manager, Ring, Sizes, Stream
-from kvcache.layouts.records import BF16_512, INDEXER_BF16
+from kvcache.layouts.records import BF16_512, FP8_584, INDEXER_BF16
 from kvcache.layouts.rows import Rows
 from mla import (
     Every,
@@ -24,6 +24,7 @@ from mla import (
     scores,
     step_view,
 )
+from mla.window import see_entries
 from tests.support.hostile.calls import freed, hostile, refused
 
 INT = torch.int32
@@ -47,8 +48,12 @@ WINDOW, PAGES = VIEW.window, VIEW.pages["hca"]
 POOL = torch.zeros(3, LAYOUT.state_bytes, dtype=torch.uint8)
 RING = Rows(POOL, **vars(LAYOUT.place("swa", 0)))
 BLOCKS = torch.zeros(5, LAYOUT.block_bytes, dtype=torch.uint8)
+OF_FP8 = Rows(torch.zeros(5, 32 * 600, dtype=torch.uint8), 0, 32 * 576, 32, FP8_584)
 HCA, CSA = (Rows(BLOCKS, **vars(LAYOUT.place(name, 0))) for name in ("hca", "csa"))
 Q, KV, COS = torch.ones(1, 16, 512).bfloat16(), torch.ones(1, 512).bfloat16(), torch.ones(16, 32)
+ONE, LATE, MANY_HEADS = torch.ones(1, dtype=INT), torch.tensor([16]), Q.repeat(1, 9, 1)[:, :129]
+GATHERED = see_entries(ARRAYS, ratio=128, block_entries=1, in_place=False)
+OF_CHUNK = see_entries(arrays_of(5), ratio=128, block_entries=1, in_place=True)
 CHOSEN = Selected(CSA, torch.tensor([[0, -1]]), torch.tensor([1], dtype=INT))
 
 
@@ -57,9 +62,9 @@ def called(**options):
     return lambda: cached_attention(**given)
 
 
-def chunked(**changes):
+def chunked(past=None, arch=None, **changes):
     kv, q = KV.expand(5, 512).contiguous(), Q.expand(5, 16, 512).contiguous()
-    return lambda: called(q=q, kv=kv, window=replace(CHUNK, **changes))()
+    return called(q=q, kv=kv, window=replace(CHUNK, **changes), past=past, arch=arch)
 
 
 def viewed(longest=1, **changes):
@@ -97,7 +102,9 @@ CALLS = [
     hostile(called(workspace=math.nan), "workspace is nan"),
     hostile(called(workspace=-1), "workspace -1: at least 0"),
     hostile(called(backend="CUDA"), "backend 'CUDA'"),
-    hostile(called(arch="sm_80"), "arch 'sm_80'"),
+    hostile(called(arch="sm_75"), "arch 'sm_75'"),
+    hostile(called(arch="sm_80", past=replace(CHOSEN, rows=OF_FP8)),
+            "fp8_584 on sm_80: e4m3 needs compute capability 8.9"),
     hostile(called(past=RING), "past is Rows, expected Selected or Every"),
     hostile(called(past=Every(None, PAGES)), "past.rows is NoneType"),
     hostile(called(past=Every(HCA, None)), "past.pages is NoneType"),
@@ -105,13 +112,20 @@ CALLS = [
     hostile(called(past=replace(CHOSEN, entries=CHOSEN.entries + 160)), "entries has num"),
     hostile(called(past=replace(CHOSEN, chosen=CHOSEN.chosen + 2)), "chosen has numbers from 3"),
     hostile(called(past=Every(HCA, replace(PAGES, counts=PAGES.counts + 999))), "counts has num"),
-    hostile(called(past=Every(HCA, replace(PAGES, entries=None))), "1 rows of bf16_512 are read"),
-    hostile(called(window=replace(WINDOW, rings=WINDOW.rings + 3)), "rings has numbers"),
-    hostile(called(window=replace(WINDOW, offsets=WINDOW.offsets + 16)), "positions has numbers"),
+    hostile(called(past=Every(HCA, GATHERED)), "pages to gather: a decoding step reads blocks"),
+    hostile(called(past=Every(HCA, replace(PAGES, table=PAGES.table + 5, counts=ONE))),
+            "table has numbers"),
+    hostile(called(window=replace(WINDOW, entries=WINDOW.entries + 999)), "entries has numbers"),
+    hostile(called(window=replace(WINDOW, positions=LATE)), "positions has numbers"),
+    hostile(called(q=MANY_HEADS), "129 heads: at most 128 for decoding"),
+    hostile(chunked(past=Every(HCA, OF_CHUNK)), "1 rows of bf16_512 are read"),
     hostile(lambda: replace(WINDOW, lengths=WINDOW.lengths.long()), "lengths is torch.int64"),
     hostile(lambda: replace(WINDOW, slots=None), "slots is NoneType"),
     hostile(lambda: replace(WINDOW, window=999), "window 999: at most 128"),
     hostile(lambda: replace(PAGES, ratio=0), "ratio 0: at least 1"),
+    hostile(called(past=replace(CHOSEN, rows=replace(OF_FP8, scale_offset=18436))),
+            "scale_offset 18436 of past: a multiple of 8 bytes"),
+    hostile(chunked(arch="sm_80"), "arch 'sm_80'"),
     hostile(chunked(table=CHUNK.table + 99), "table has numbers"),
     hostile(chunked(older=CHUNK.older.clamp(min=0) + 999), "older has numbers"),
     hostile(chunked(cu_tokens=CHUNK.cu_tokens.flip(0)), r"cu_tokens \[5, 0\]"),

@@ -12,7 +12,7 @@ import kvcache
 from kvcache.layouts.latent import LATENTS
 from kvcache.layouts.records import Record
 from kvcache.layouts.rows import Rows
-from kvcache.movement.launch import ARCHS, PAGES_ARCHS
+from kvcache.movement.launch import ARCHS, PORTABLE_ARCHS
 from lab.soak.rows.subject import Given, Problem, Results, Subject, drawn_contents, spoil, without
 
 NOBODY = -1
@@ -310,8 +310,8 @@ def _read_problem(kind: Pages, pick: random.Random, small: bool) -> ReadProblem:
 
 
 SUBJECTS = (
-    Subject("kvcache.append_pages", PAGES_ARCHS, _pages_kind, _pages_problem),
-    Subject("kvcache.gather_pages", PAGES_ARCHS, _pages_kind, _read_problem),
+    Subject("kvcache.append_pages", PORTABLE_ARCHS, _pages_kind, _pages_problem),
+    Subject("kvcache.gather_pages", PORTABLE_ARCHS, _pages_kind, _read_problem),
     Subject("kvcache.append_swa", ARCHS, _latent_kind, _problems(WindowProblem)),
     Subject("kvcache.append_rows", ARCHS, _plain_kind, _problems(BytesProblem)),
     Subject("kvcache.gather", ARCHS, _gathered_kind, _problems(GatherProblem)),

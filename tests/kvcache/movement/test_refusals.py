@@ -56,7 +56,8 @@ def at(**changes):
         ({"sin": torch.zeros(36, 32)}, ValueError, "sin is"),
         ({"cos": torch.zeros(0, 32), "sin": torch.zeros(0, 32)}, ValueError, "a row for every"),
         ({"backend": "cuda"}, ValueError, "backend 'cuda' needs CUDA"),
-        ({"arch": "sm_80"}, NotImplementedError, "arch 'sm_80'"),
+        ({"arch": "sm_80"}, NotImplementedError, "fp8_584 on sm_80: e4m3 needs sm_89"),
+        ({"arch": "sm_75"}, NotImplementedError, "arch 'sm_75'"),
     ],
 )  # fmt: skip
 def test_append_swa_refuses(changes, error, match):
