@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from functools import partial
 
-from lab.flags import attention, bench, cycles, decode, dsv4, kvcache, moe, q8_0, soak, steps
+from lab.flags import attention, bench, cycles, decode, dsv4, kvcache, mla, moe, q8_0, soak, steps
 from lab.silicon.units.flags import add_units
 from lab.tools import groups
 from lab.tools.command import Command
@@ -387,6 +387,23 @@ Every peer is timed in the same run on the same tensors, after its result has be
 fp32 reference. The floor is the bytes of a launch at the bandwidth of a large read (torch.amax),
 which is measured first.""",
         '--batch 1 8 64 --kv-len 1k 8k 64k --peers decode "torch cudnn"',
+    ),
+    "mla": _bench(
+        "mla",
+        mla.add_bench,
+        f"""Attention to latent keys, dense and sparse, beside FlashMLA; or static figures.
+
+{COLD}
+Each peer's O and LSE are compared with an fp32 reference first, value by value. FlashMLA is the
+package sgl-flash-mla; its schedule is made before it is timed. Without the package, or for a record
+that it does not read, its line tells so.
+
+Rows, one new token per entry: dense has 1 to 128 entries of 4k to 64k keys, in bf16, with 128, 64
+and 16 heads; v4 lists 512 or 1,024 entries of 584 bytes and a window of 128; v3.2 lists 2,048
+entries of 656 bytes; v4.1 those of v4 in 288 bytes, with a window in 528; prefill has 4,096 queries
+that list 2,048, 640 or 1,152 entries in bf16. Bytes are those of the entries that each query reads,
+however often, and of Q and O.""",
+        "--rows dense v4 --heads 128 --json out/mla.json",
     ),
     "merge": _steps("merge", "Merging of attention results", "--rows 128 8k --names stack"),
     "moe": _bench(
