@@ -581,6 +581,23 @@ adversarial schedule. Exit code 0: nothing failed; 1: something did; 2: refused.
 """,
         "--configs 60 --problems 3000 --minutes 8 --json out/soak_gqa.json",
     ),
+    "mla": _soak(
+        "latent",
+        partial(soak.add_campaign, soak.OF_LATENT),
+        """Random attention to latent keys on this GPU, each twice, compared with fp64 on it.
+
+Kinds of calls are drawn from the whole space of `mla.decode`, `sparse_decode` and `sparse_prefill`:
+every record, one cache or two, kernels, clusters, parts; configs that the plan refuses are left out
+and counted. Processes compile the kernels, and the problems of a kind run as soon as they are
+compiled: random lengths and numbers of entries (zero, a few, near the edges of tiles), entries that
+do not exist, NaN in all that no query reads. The bits must be equal from run to run, and errors
+within the tolerance of kernelkit/numerics/tolerance.py. Everything is drawn from --seed: a problem
+keeps its number for any flags except --small, --long and the architecture. Failures print a command
+that repeats them, and go to out/soak_mla_failures.json. The emulator runs a few small problems, the
+second time with an adversarial schedule. Exit code 0: nothing failed; 1: something did; 2: refused.
+""",
+        "--configs 60 --problems 3000 --minutes 8 --json out/soak_mla.json",
+    ),
     "moe": _soak(
         "moe",
         partial(soak.add_campaign, soak.OF_EXPERTS),

@@ -130,7 +130,7 @@ def static_row(problem: Problem) -> dict[str, Any]:
 
 
 def markdown(rows: Sequence[dict]) -> str:
-    """Return a line per problem: microseconds of each peer, cold and warm, and rates of the first."""
+    """Return a line per problem: microseconds of each peer, cold and warm; rates of the first."""
     peers = [*dict.fromkeys(row["peer"] for row in rows)]
     lines = []
     for problem in dict.fromkeys(row["problem"] for row in rows):
