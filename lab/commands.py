@@ -55,6 +55,13 @@ RUN = {
         f"{EXACT}",
         "--kv-len 8k --kv-heads 8 --q-heads 64 --batch 1 --arch sm_90a",
     ),
+    "mla": _run(
+        "mla",
+        mla.add_run,
+        "Runs attention to latent keys, dense or of listed entries, and prints how exact it is.\n\n"
+        f"{EXACT}",
+        "--operation sparse_decode --heads 64 --tokens 4 --extra fp8_584 --kernel wgmma",
+    ),
     "moe": _run(
         "moe",
         moe.add_run,
@@ -138,6 +145,14 @@ EXPLAIN = {
         "it may make them narrower.",
         "--kv-len 8k --kv-heads 8 --q-heads 64",
     ),
+    "mla": _explain(
+        "mla",
+        mla.add_static,
+        "The plan of attention to latent keys: CTAs, roles, edges, the map of shared memory.\n\n"
+        f"{STATIC} Without a GPU the number of clusters that run\nat once is unknown; it may make "
+        "them narrower.",
+        "--kv-len 8k --heads 128 --arch sm_90a --kernel wgmma",
+    ),
     "moe": _explain(
         "moe",
         moe.add_product,
@@ -184,6 +199,7 @@ def _dump(subject: str, add: Add, what: str, example: str = "") -> Command:
 DUMP = {
     "fmha": _dump("fmha", attention.add_static, "an attention kernel", EXPLAIN["fmha"].example),
     "gqa": _dump("gqa", decode.add_dump, "a decode kernel", EXPLAIN["gqa"].example),
+    "mla": _dump("mla", mla.add_static, "attention to latent keys", EXPLAIN["mla"].example),
     "moe": _dump("moe", moe.add_dump, "a layer's grouped GEMM", EXPLAIN["moe"].example),
     "q8_0": _dump("q8_0", q8_0.add_static, "the kernels that read Q8_0", EXPLAIN["q8_0"].example),
     **{

@@ -55,7 +55,9 @@ def add_static(parser: argparse.ArgumentParser) -> None:
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Flags of `run.py mla`."""
     add_case(parser)
-    groups.add_tolerance(groups.add_run(parser, groups.ALL_ARCHS))
+    group = groups.add_run(parser, groups.ALL_ARCHS)
+    groups.add_tolerance(group)
+    switch(group, "unjudged", "skip the comparison, for profilers: a large reference takes long")
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
