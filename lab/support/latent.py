@@ -30,7 +30,7 @@ SHARED = {
     "sinks": ("none", "fp32 [H]", "bf16 [H]"),
     "scale": ("none", "0.1", "1e-20"),
     "heads": ("16", "1", "64", "65", "128", "129"),
-    "parts": ("0", "1", "3", "64", "65"),
+    "parts": ("0", "1", "3", "65"),
     "kernel": tuple(KERNELS),
     "batch_invariant": ("no", "yes"),
     "pdl": ("no", "yes"),
@@ -158,8 +158,8 @@ LISTED = Space(
     {
         GPU: GPUS,
         "record": RECORDS,
-        "extra": ("none", "fp8_584", "fp4_288", "bf16_512", "fp8_656", "tensor"),
-        "page size": ("16", "1", "7", "64", "256", "512"),
+        "extra": ("none", "fp8_584", "bf16_512", "fp8_656"),
+        "page size": ("16", "1", "7", "512"),
         "tokens": ("[2]", "[2, 1]"),
         "indices": tuple(INDICES),
         "counts": ("no", "yes"),
@@ -168,7 +168,7 @@ LISTED = Space(
         **SHARED,
     },
     (GPU, "record", "extra"),
-    (GPU, "record"),
+    (GPU,),
     _list,
     lambda row: _reported(row, _list, _sparse(row)),
 )
