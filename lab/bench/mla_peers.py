@@ -145,7 +145,11 @@ class Cache:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Input set. q: bf16 [N, H, columns]; caches: one, or the window and the chosen ones."""
+    """Input set.
+
+    q: bf16 [N, H, columns].
+    caches: one, or the window and the chosen ones.
+    """
 
     q: torch.Tensor
     caches: tuple[Cache, ...]
