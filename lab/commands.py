@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from functools import partial
 
-from lab.flags import attention, bench, cycles, decode, dsv4, kvcache, moe, q8_0, soak, steps
+from lab.flags import attention, bench, cycles, decode, dsv4, kvcache, mla, moe, q8_0, soak, steps
 from lab.silicon.units.flags import add_units
 from lab.tools import groups
 from lab.tools.command import Command
@@ -54,6 +54,13 @@ RUN = {
         f"Runs the decode kernel and prints how exact it is, and on a GPU how long it takes.\n\n"
         f"{EXACT}",
         "--kv-len 8k --kv-heads 8 --q-heads 64 --batch 1 --arch sm_90a",
+    ),
+    "mla": _run(
+        "mla",
+        mla.add_run,
+        "Runs attention to latent keys, dense or of listed entries, and prints how exact it is.\n\n"
+        f"{EXACT}",
+        "--operation sparse_decode --heads 64 --tokens 4 --extra fp8_584 --kernel wgmma",
     ),
     "moe": _run(
         "moe",
@@ -138,6 +145,14 @@ EXPLAIN = {
         "it may make them narrower.",
         "--kv-len 8k --kv-heads 8 --q-heads 64",
     ),
+    "mla": _explain(
+        "mla",
+        mla.add_static,
+        "The plan of attention to latent keys: CTAs, roles, edges, the map of shared memory.\n\n"
+        f"{STATIC} Without a GPU the number of clusters that run\nat once is unknown; it may make "
+        "them narrower.",
+        "--kv-len 8k --heads 128 --arch sm_90a --kernel wgmma",
+    ),
     "moe": _explain(
         "moe",
         moe.add_product,
@@ -184,6 +199,7 @@ def _dump(subject: str, add: Add, what: str, example: str = "") -> Command:
 DUMP = {
     "fmha": _dump("fmha", attention.add_static, "an attention kernel", EXPLAIN["fmha"].example),
     "gqa": _dump("gqa", decode.add_dump, "a decode kernel", EXPLAIN["gqa"].example),
+    "mla": _dump("mla", mla.add_static, "attention to latent keys", EXPLAIN["mla"].example),
     "moe": _dump("moe", moe.add_dump, "a layer's grouped GEMM", EXPLAIN["moe"].example),
     "q8_0": _dump("q8_0", q8_0.add_static, "the kernels that read Q8_0", EXPLAIN["q8_0"].example),
     **{
@@ -388,6 +404,23 @@ fp32 reference. The floor is the bytes of a launch at the bandwidth of a large r
 which is measured first.""",
         '--batch 1 8 64 --kv-len 1k 8k 64k --peers decode "torch cudnn"',
     ),
+    "mla": _bench(
+        "mla",
+        mla.add_bench,
+        f"""Attention to latent keys, dense and sparse, beside FlashMLA; or static figures.
+
+{COLD}
+Each peer's O and LSE are compared with an fp32 reference first, value by value. FlashMLA is the
+package sgl-flash-mla; its schedule is made before it is timed. Without the package, or for a record
+that it does not read, its line tells so.
+
+Rows, one new token per entry: dense has 1 to 128 entries of 4k to 64k keys, in bf16, with 128, 64
+and 16 heads; v4 lists 512 or 1,024 entries of 584 bytes and a window of 128; v3.2 lists 2,048
+entries of 656 bytes; v4.1 those of v4 in 288 bytes, with a window in 528; prefill has 4,096 queries
+that list 2,048, 640 or 1,152 entries in bf16. Bytes are those of the entries that each query reads,
+however often, and of Q and O.""",
+        "--rows dense v4 --heads 128 --json out/mla.json",
+    ),
     "merge": _steps("merge", "Merging of attention results", "--rows 128 8k --names stack"),
     "moe": _bench(
         "moe",
@@ -563,6 +596,23 @@ go to out/soak_gqa_failures.json. The emulator runs a few small problems, the se
 adversarial schedule. Exit code 0: nothing failed; 1: something did; 2: refused.
 """,
         "--configs 60 --problems 3000 --minutes 8 --json out/soak_gqa.json",
+    ),
+    "mla": _soak(
+        "latent",
+        partial(soak.add_campaign, soak.OF_LATENT),
+        """Random attention to latent keys on this GPU, each twice, compared with fp64 on it.
+
+Kinds of calls are drawn from the whole space of `mla.decode`, `sparse_decode` and `sparse_prefill`:
+every record, one cache or two, kernels, clusters, parts; configs that the plan refuses are left out
+and counted. Processes compile the kernels, and the problems of a kind run as soon as they are
+compiled: random lengths and numbers of entries (zero, a few, near the edges of tiles), entries that
+do not exist, NaN in all that no query reads. The bits must be equal from run to run, and errors
+within the tolerance of kernelkit/numerics/tolerance.py. Everything is drawn from --seed: a problem
+keeps its number for any flags except --small, --long and the architecture. Failures print a command
+that repeats them, and go to out/soak_mla_failures.json. The emulator runs a few small problems, the
+second time with an adversarial schedule. Exit code 0: nothing failed; 1: something did; 2: refused.
+""",
+        "--configs 60 --problems 3000 --minutes 8 --json out/soak_mla.json",
     ),
     "moe": _soak(
         "moe",

@@ -154,6 +154,13 @@ SMALL = {
     "gqa-parts": ("gqa", "--kv-len 1100 --cluster 2 --parts 2"),
     "gqa-pages": ("gqa", "--kv-len 500 --page-size 64"),
     "gqa-e4m3": ("gqa", "--kv-len 500 --kv-dtype e4m3 --scales"),
+    "mla-warp": ("mla", "--kv-len 300 20 --heads 20 --tokens 2 --kernel warp --sinks"),
+    "mla-e4m3": ("mla", "--kv-len 300 --e4m3 --kernel warp --parts 3"),
+    "mla-listed": (
+        "mla",
+        "--operation sparse_decode --tokens 2 --record fp8_584 --chosen 100 "
+        "--extra fp8_584 --kernel warp --rope --sinks",
+    ),
     "q8_0": ("q8_0", "--shapes 136x256 --tokens 1 3 17 130"),
     "kvcache": ("kvcache", ""),
     "compress": ("compress", "--rows 9"),
@@ -173,6 +180,10 @@ OF_BLACKWELL = {
 OF_HOPPER = {
     **{f"moe-mxfp4-{name}": ("moe", f"{_LAYER} --format mxfp4 --activations {name}")
        for name in ("bf16", "e4m3")},
+    "mla-wgmma": ("mla", "--kv-len 700 70 --heads 70 --kernel wgmma --cluster 2 --parts 2"),
+    **{f"mla-wgmma-{record}": ("mla", f"--operation sparse_decode --record {record} --chosen 200 "
+                                      "--tokens 2 --kernel wgmma")
+       for record in ("fp8_584", "fp8_656", "fp8_528", "fp4_288", "bf16_512")},
     "dsv4": ("dsv4", f"{_DSV4} --experts 0"),
 }  # fmt: skip
 # Of models, on a GPU alone.
@@ -180,6 +191,7 @@ HEADLINES = {
     "fmha-4k": ("fmha", "--shape 2,4k,4k,16,16 --head-dim 128 --causal"),
     "fmha-gpt-oss": ("fmha", "--shape 1,2k,2k,64,8 --head-dim 64 --window 127,0 --sinks"),
     "gqa-8k": ("gqa", "--batch 1 --kv-len 8k --q-heads 64 --kv-heads 8"),
+    "mla-8x8k": ("mla", "--kv-len" + " 8k" * 8 + " --heads 128 --unjudged"),
     "gqa-64x8k": ("gqa", "--batch 64 --kv-len 8k --q-heads 64 --kv-heads 8"),
     **{f"{name}-4k": (name, "--rows 4k") for name in ("append", "gather", "compress", "route")},
     **{f"{name}-1k": (name, "--rows 1k") for name in ("score", "topk")},
@@ -199,7 +211,7 @@ def _kernels() -> Iterator[Step]:
 
 
 def _random() -> Iterator[Step]:
-    for kind, archs in (("fmha", ARCHS), ("gqa", ARCHS), ("moe", (HOPPER,))):
+    for kind, archs in (("fmha", ARCHS), ("gqa", ARCHS), ("mla", ARCHS), ("moe", (HOPPER,))):
         yield Step(
             f"random.{kind}", "3,000 problems of 60 kernels",
             ("scripts/soak.py", kind, "--json", JSON), 900, archs=archs,

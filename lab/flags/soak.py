@@ -1,4 +1,4 @@
-"""The flags of campaigns of random problems: `soak.py fmha`, `gqa`, `moe`, `rows`."""
+"""The flags of campaigns of random problems: `soak.py fmha`, `gqa`, `mla`, `moe`, `rows`."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ OF_DECODE = {
 OF_EXPERTS = {
     "small": "a few tiles per expert",
     "large": "model sizes: up to 128 experts, K up to 2,880",
+}
+OF_LATENT = {
+    "small": "up to 150 keys and 72 rows per entry",
+    "long": "up to 40,000 keys per entry",
 }
 OF_ROWS = {"small": "a few short rows"}
 

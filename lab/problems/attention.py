@@ -510,7 +510,9 @@ def normalised(raw: torch.Tensor, lse: torch.Tensor, row_max: torch.Tensor) -> t
 
 def same_bits(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
     """Bit equality, NaNs and signed zeros included."""
-    return all(
-        torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
-        for a, b in zip(first, second, strict=True)
-    )
+    return all(torch.equal(_bytes_of(a), _bytes_of(b)) for a, b in zip(first, second, strict=True))
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes; a clone, since a dimension of size 1 may have any stride."""
+    return tensor.clone(memory_format=torch.contiguous_format).view(torch.uint8)

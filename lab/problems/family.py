@@ -1,8 +1,8 @@
 """The protocol between verbs and families: run, explain, dump, emulate and cycles use nothing else.
 
-A family is attention, decode, experts, Q8_0 or a step. Its module has a `FAMILY`, which makes the
-problems that the flags spell, and a `Problem`, which draws inputs, calls the kernels, judges their
-results and describes what is compiled and planned.
+A family is attention, decode, latent keys, experts, Q8_0 or a step. Its module has a `FAMILY`,
+which makes the problems that the flags spell, and a `Problem`, which draws inputs, calls the
+kernels, judges their results and describes what is compiled and planned.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lab.tools.place import Place
 from lab.tools.tables import Column
 from ptxemu.report import LaunchReport
 
-NAMES = ("fmha", "gqa", "moe", "q8_0", "steps")  # of the modules beside this one
+NAMES = ("fmha", "gqa", "mla", "moe", "q8_0", "steps")  # of the modules beside this one
 
 
 class Problem(Protocol):

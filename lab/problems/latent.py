@@ -30,6 +30,19 @@ E4M3 = torch.float8_e4m3fn
 Given = tuple[tuple[Any, ...], dict[str, Any]]  # by position, by name
 
 
+def moved(value: Any, device: str) -> Any:
+    """Move tensors to a device: also those of caches, tuples and dicts."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, Rows):
+        return replace(value, pool=value.pool.to(device))
+    if isinstance(value, tuple):
+        return tuple(moved(each, device) for each in value)
+    if isinstance(value, dict):
+        return {name: moved(each, device) for name, each in value.items()}
+    return value
+
+
 @dataclass(frozen=True, kw_only=True)
 class Shared:
     """Fields of all problems.
@@ -125,9 +138,9 @@ class Dense(Shared):
             options["kv_scale"] = torch.tensor([0.75])
         return (q, kv), options
 
-    def judge(self, results: Sequence[torch.Tensor]) -> list[tolerance.Report]:
-        """Return verdicts on O and LSE."""
-        (q, kv), options = self.inputs()
+    def judge(self, results: Sequence[torch.Tensor], device: str = "cpu") -> list[tolerance.Report]:
+        """Return verdicts on O and LSE, computed on their device."""
+        (q, kv), options = moved(self.inputs(), device)
         table, lens = options.pop("page_table"), options.pop("kv_lens", None)
         source = reference.of_pages(kv.squeeze(2), table, lens)
         options["key_scale"] = options.pop("kv_scale", None)
@@ -249,9 +262,9 @@ class Sparse(Shared):
                     options[name] = options[name].unflatten(0, lead)
         return (q, rows, indices), options
 
-    def judge(self, results: Sequence[torch.Tensor]) -> list[tolerance.Report]:
-        """Return verdicts on O and LSE."""
-        (q, rows, indices), options = replace(self, batch=0).inputs()
+    def judge(self, results: Sequence[torch.Tensor], device: str = "cpu") -> list[tolerance.Report]:
+        """Return verdicts on O and LSE, computed on their device."""
+        (q, rows, indices), options = moved(replace(self, batch=0).inputs(), device)
         o, lse = results
         if self.batch:
             o, lse = o.flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from lab.support import attention, cache, decode, experts, sparse, weights
+from lab.support import attention, cache, decode, experts, latent, sparse, weights
 
 SPACES = {
     space.name: space
     for space in (
         attention.SPACE,
         decode.SPACE,
+        *latent.SPACES,
         experts.SPACE,
         *cache.SPACES,
         *weights.SPACES,

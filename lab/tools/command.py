@@ -16,7 +16,7 @@ from lab.tools.common import lacking, refuse
 
 # Names of packages, and words for what they compute -> names of the tables.
 ALSO = {
-    "attention": "fmha", "gqa_lowlatency": "gqa", "decode": "gqa", "experts": "moe", "mla": "dsv4",
+    "attention": "fmha", "gqa_lowlatency": "gqa", "decode": "gqa", "experts": "moe",
 }  # fmt: skip
 
 

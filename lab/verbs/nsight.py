@@ -58,6 +58,7 @@ OURS = "_sm[0-9]+"
 KERNELS = {
     "fmha": "^fmha_sm",
     "gqa": "^gqa_decode_sm",
+    "mla": "^mla_attention_(portable_)?sm",
     "moe": "^moe_(grouped|mixed)_gemm_sm",
     "q8_0": "^q8_0_(matvec|batch|product)_sm",
     "merge": "^fmha_merge_sm",
@@ -79,6 +80,7 @@ KERNELS = {
 HEADLINES = {
     "fmha": "--shape 2,4k,4k,16,16 --head-dim 128 --causal --unjudged",
     "gqa": "--kv-len 8k --q-heads 64 --kv-heads 8",
+    "mla": "--kv-len 8k --heads 128 --unjudged",
     "moe": "--model gpt-oss-120b --tokens 64 --format mxfp4 --activations bf16",
     "append": "--rows 32k",
     "gather": "--rows 32k",

@@ -21,10 +21,10 @@ PAGES = sorted((*ROOT.glob("*/README.md"), *ROOT.glob("scripts/*.py")))
 
 
 def test_every_kernel_is_known_to_every_command():
-    kernels = {"fmha", "gqa", "moe", "q8_0", *STEPS}
+    kernels = {"fmha", "gqa", "mla", "moe", "q8_0", *STEPS}
     for commands in (RUN, DUMP, EXPLAIN, EMULATE):
         assert kernels <= set(commands)
-    assert {"fmha", "gqa", *FAMILIES} <= set(BENCH)
+    assert {"fmha", "gqa", "mla", *FAMILIES} <= set(BENCH)
 
 
 @pytest.mark.parametrize("script", ["run.py", "bench.py"])
@@ -61,6 +61,7 @@ def test_arch_is_every_one_that_the_operators_accept():
     from kernelkit.call.launch import _emulated_of
     from kernelkit.merge.launch import ARCHS as OF_MERGE
     from kvcache.movement.launch import ARCHS as OF_CACHE
+    from mla.attention.choose import ARCHS as OF_LATENT
     from mla.indexer.scores_launch import ARCHS as OF_SCORES
     from moe.mixed.config import ARCHS as OF_EXPERTS
     from moe.routing.launch import ARCHS as OF_ROUTING
@@ -68,8 +69,8 @@ def test_arch_is_every_one_that_the_operators_accept():
 
     accepted = {
         "fmha": OF_ATTENTION, "gqa": OF_DECODE, "merge": OF_MERGE, "append": OF_CACHE,
-        "kvcache": OF_CACHE, "score": OF_SCORES, "moe": OF_EXPERTS, "route": OF_ROUTING,
-        "q8_0": OF_Q8_0,
+        "kvcache": OF_CACHE, "mla": OF_LATENT, "score": OF_SCORES, "moe": OF_EXPERTS,
+        "route": OF_ROUTING, "q8_0": OF_Q8_0,
     }  # fmt: skip
     for name, archs in accepted.items():
         wanted = {*_emulated_of(tuple(archs))}

@@ -17,7 +17,10 @@ from gqa_lowlatency.portable.plan import PortablePlan
 from gqa_lowlatency.sm100 import plan as decode_plan
 from lab.commands import EXPLAIN
 from lab.problems import gqa as decode_cases
+from lab.problems import mla as latent_cases
 from lab.problems.moe import layer_of
+from mla.attention.portable.plan import PortablePlan as LatentPlan
+from mla.attention.sm90.plan import Plan90
 from moe.launch import grid
 from moe.sm100 import plan as moe_plan
 
@@ -341,3 +344,28 @@ def test_which_blocks_a_cta_computes(printed):
     rows = rows_of(text, "Query blocks")
     assert rows["launched"] == "12 pairs of CTAs of 74 that a B200 runs at once; 1 block each"
     assert rows["order"] == "the longest of all 3 heads first"
+
+
+@pytest.mark.parametrize(("flags", "plan"), [
+    ("--kv-len 500 --heads 128 --kernel wgmma --arch sm_90a", Plan90),
+    ("--operation sparse_decode --rope --extra fp4_288 --kernel wgmma --arch sm_90a", Plan90),
+    ("--e4m3 --sinks --arch sm_89", LatentPlan),
+])  # fmt: skip
+def test_the_plan_of_latent_keys(printed, flags, plan):
+    case = latent_cases.case_of(EXPLAIN["mla"].parser("").parse_args(flags.split()))
+    decision = case.decision
+    found = latent_cases.plan_for(decision.config, decision.kernel, case.arch)
+    assert isinstance(found, plan)
+    text = printed(f"explain.py mla {flags}")
+    names = {role.name for role in found.roles.roles}
+    names |= {edge.name for edge in found.edges.edges} if plan is Plan90 else set()
+    names |= {buffer.name for buffer in found.smem.buffers if buffer.bytes}
+    assert names <= set(text.split())
+    assert f"Launch: {decision.grid} CTAs" in text
+    assert f"Shared memory: {found.smem.bytes:,} of" in text
+
+
+def test_flags_of_another_operation_are_refused(run):
+    done = run("explain.py mla --rope")
+    assert done.returncode == 2
+    assert "--extra and --rope belong to" in done.stderr
