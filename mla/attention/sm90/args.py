@@ -68,6 +68,24 @@ class Scope:
 
 
 @dataclass(frozen=True)
+class Key:
+    """Place of a key in a paged cache, and the first column of a box of it."""
+
+    row: Int32
+    page: Int32
+    column: Int32 | int
+
+
+@dataclass(frozen=True)
+class Partial:
+    """Place of a row's sums in the workspace."""
+
+    unit: Int32
+    part: Int32
+    slot: Int32  # owned row
+
+
+@dataclass(frozen=True)
 class Lane:
     """Position of a thread: the two rows of its accumulators."""
 

@@ -39,8 +39,8 @@ def from_e4m3(code: Uint32) -> Float32:
 class Scale:
     """A scale of codes in e4m3.
 
-    near: a word with two of the nearest bf16, None for 1; rest: two of what it lacks, None if it
-        lacks nothing.
+    near: a word with two of the nearest bf16, None for 1.
+    rest: two of what it lacks, None if it lacks nothing.
     """
 
     near: Uint32 | None

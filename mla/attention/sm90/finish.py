@@ -20,7 +20,7 @@ from kernelkit.device.warp_mma import pack
 from kernelkit.plan.log2 import LN_2
 from mla.attention.formats import LATENT
 from mla.attention.sm90 import mailbox
-from mla.attention.sm90.args import Lane, Reference, Scope
+from mla.attention.sm90.args import Lane, Partial, Reference, Scope
 from mla.attention.sm90.plan import HALF, PANEL, PARTIAL_WORDS, ROWS, TEAMS, Plan90
 
 SUMS = 1  # of numbers of rows in shared memory: maxima, then sums
@@ -212,7 +212,7 @@ def collect(plan: Plan90, scope: Scope) -> None:
             if slot < rows:
                 acc, top, total = mailbox.received(plan, scope, slot, vector, senders)
                 if cutlass.const_expr(plan.config.parts):
-                    leave(scope, (unit, work.part, slot), vector, acc, top, total)
+                    leave(scope, Partial(unit, work.part, slot), vector, acc, top, total)
                 else:
                     store_vector(plan, scope, slot, vector, acc, top, total)
         if cutlass.const_expr(plan.config.parts):
@@ -262,15 +262,14 @@ def store_vector(
 @cute.jit
 def leave(
     scope: Scope,
-    place: tuple[Int32, Int32, Int32],
+    place: Partial,
     vector: Int32,
     acc: cute.Tensor,
     top: Float32,
     total: Float32,
 ) -> None:
-    """Store one part's sums of an owned row in the workspace. place: (unit, part, slot)."""
-    unit, part, slot = place
-    start = line_of(scope, unit, part, slot)
+    """Store one part's sums of an owned row in the workspace."""
+    start = line_of(scope, place.unit, place.part, place.slot)
     target = cute.make_tensor((start + vector * mailbox.VECTOR).align(16), mailbox.VECTOR)
     cute.autovec_copy(acc, target)
     if vector == 0:

@@ -9,7 +9,7 @@ from kernelkit.device.boxes import Box, BoxPosition, TmaTensor, copy_in
 from kernelkit.device.pipelines import Ring, producer_state_at
 from kernelkit.device.shared_words import store
 from kernelkit.device.umma import shared
-from mla.attention.sm90.args import Scope
+from mla.attention.sm90.args import Key, Scope
 from mla.attention.sm90.plan import BUFFERS, KEYS, PANEL, ROWS, Plan90
 from mla.attention.sm90.products import buffer_start
 
@@ -103,7 +103,7 @@ class LoadHalf:
                     for panel in panels[sharer::sharers]:
                         start = buffer_start(scope.buffers.k, buffer, panel)
                         target = shared(start + part * (box.rows * PANEL), box.layout())
-                        place = (row, panel * PANEL, page)
+                        place = Key(row, page, panel * PANEL)
                         self.copy(scope, box, place, target, ring.barrier(buffer))
 
     @cute.jit
@@ -130,7 +130,7 @@ class LoadHalf:
         self,
         scope: Scope,
         box: Box,
-        place: tuple[Int32, Int32, Int32],
+        place: Key,
         target: cute.Tensor,
         barrier: cute.Pointer,
     ) -> None:
@@ -161,12 +161,11 @@ def place_of(plan: Plan90, scope: Scope, key: Int32) -> tuple[Int32, Int32]:
 
 @cute.jit
 def partition_box(
-    source: TmaTensor, box: Box, position: tuple[Int32, Int32, Int32], target: cute.Tensor
+    source: TmaTensor, box: Box, position: Key, target: cute.Tensor
 ) -> tuple[cute.Tensor, cute.Tensor]:
     """Return the views of one box for a TMA copy, in shared and in global memory."""
-    row, column, page = position
-    moved = cute.domain_offset((row, column, 0), source.tensor)
-    tile = cute.local_tile(moved, (box.rows, box.columns), (0, 0, page))
+    moved = cute.domain_offset((position.row, position.column, 0), source.tensor)
+    tile = cute.local_tile(moved, (box.rows, box.columns), (0, 0, position.page))
     return cpasync.tma_partition(
         source.atom,
         0,

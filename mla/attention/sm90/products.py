@@ -1,8 +1,8 @@
 """Products of a warpgroup, and their operands in shared memory (device code).
 
-Element c + 2 h + 4 j of a thread's accumulator is column 8 j + 2 (lane % 4) + c of row lane / 4 +
-8 h of the sixteen of its warp. As the A operand of the next product the elements have the same
-order. A tile of keys is K-major for S, and MN-major as V: N = columns, K = keys.
+Element c + 2 h + 4 j of a thread's accumulator is column 8 j + 2 (lane % 4) + c. Its row is
+lane / 4 + 8 h, of the sixteen of the warp. As the A operand of the next product the elements have
+the same order. A tile of keys is K-major for S, and MN-major as V: N = columns, K = keys.
 """
 
 import cutlass
