@@ -180,7 +180,7 @@ OF_BLACKWELL = {
 OF_HOPPER = {
     **{f"moe-mxfp4-{name}": ("moe", f"{_LAYER} --format mxfp4 --activations {name}")
        for name in ("bf16", "e4m3")},
-    "mla-wgmma": ("mla", "--kv-len 700 70 --heads 70 --kernel wgmma --cluster 2 --parts 2"),
+    "mla-wgmma": ("mla", "--kv-len 700 70 --heads 64 --kernel wgmma --cluster 4 --parts 2"),
     **{f"mla-wgmma-{record}": ("mla", f"--operation sparse_decode --record {record} --chosen 200 "
                                       "--tokens 2 --kernel wgmma")
        for record in ("fp8_584", "fp8_656", "fp8_528", "fp4_288", "bf16_512")},

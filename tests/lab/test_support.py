@@ -24,7 +24,7 @@ WORDS = {
     GPU: ("arch", "on sm_"),
     "instructions": ("mma.sync",),
     "head dim": ("head_dim",),
-    "page size": ("page_size", "page_table"),
+    "page size": ("page_size", "page_table", "pages of"),
     "lengths of keys": ("kv_lens", "max_kv_len", "cu_seqlens_k"),
     "queries": ("max_seqlen_q",),
     "mask": ("causal", "window", "sink_tokens"),
@@ -33,6 +33,9 @@ WORDS = {
     "heads": ("query heads",),
     "tokens": ("query tokens", "tokens", "tile_rows"),
     "cluster": ("cluster",),
+    "kernel": ("kernel", "cluster"),
+    "keys": ("kv", "keys of"),
+    "max_kv_len": ("max_kv_len",),
     "experts": ("activations", "arranged", "weights in", "x 'e4m3'", "global scale"),
     "hidden": ("H =", "K ="),
     "intermediate": ("I =", "K ="),
@@ -43,7 +46,7 @@ WORDS = {
     "cols": ("cols", "stride"),
     "tables": ("owners", "block_tables"),
     "record": ("record", "ring", "rows", "bytes"),
-    "columns": ("bytes for a token", "out is"),
+    "columns": ("bytes for a token", "out is", "columns"),
 }
 LIMITS = (":", "without", "expected", "at most", "written for", "not a multiple", "only", "with")
 
