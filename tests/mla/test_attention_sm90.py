@@ -40,6 +40,8 @@ MATRIX = (
     Dense(heads=64, page=256, lens=(450, 7), options=wgmma()),
     Dense(heads=40, page=32, lens=(130, 7), amplitude=30.0, options=wgmma(2)),
     Dense(heads=128, tokens=2, page=8, lens=(65, 200), options=wgmma(16)),
+    Dense(heads=64, page=64, lens=(513, 70), options=wgmma(4, 2)),
+    Dense(heads=16, page=64, lens=(650,), sinks=True, options=wgmma(5, 2)),
     Sparse(heads=64, cache=Cache("fp8_656", 64, 170), options=wgmma(3)),
     Sparse(heads=16, cache=Cache("fp8_528", 9, 150, wide=False), rope=True, options=wgmma()),
     Sparse(heads=32, cache=Cache("fp4_288", 16, 133), sinks=True, options=wgmma(1, 3)),

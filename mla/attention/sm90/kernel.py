@@ -47,6 +47,7 @@ class LatentSm90:
     def __call__(self, given: KernelArguments, stream: CUstream) -> None:
         """Launch one cluster, or `parts` of them, for each entry and tile of rows."""
         config, plan = self.config, self.plan
+        groups = plan.tiles.count // config.sharers
         fetch, fetch_q = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileG2SOp()
         if cutlass.const_expr(config.cluster > 1):
             fetch_q = cpasync.CopyBulkTensorTileG2SMulticastOp()
@@ -57,7 +58,7 @@ class LatentSm90:
                 fetch = cpasync.CopyBulkTensorTileG2SMulticastOp()
             k = describe(fetch, reorder(given.keys.store, (1, 2, 0)), k_box(plan))
         self.kernel(q, k, given).launch(
-            grid=(plan.ctas * given.parts, plan.tiles.count // config.sharers, given.q.shape[0]),
+            grid=(plan.ctas * given.parts * groups * given.q.shape[0], 1, 1),
             block=(plan.roles.threads, 1, 1),
             cluster=(plan.ctas, 1, 1) if plan.ctas > 1 else None,
             stream=stream,
@@ -71,7 +72,7 @@ class LatentSm90:
 
     @cute.kernel
     def kernel(self, q: TmaTensor, k: TmaTensor | None, given: KernelArguments) -> None:
-        """Run a CTA of the grid (CTAs of all clusters, row tiles, entries)."""
+        """Run a CTA, see `walk.py` for its work."""
         plan = self.plan
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = SmemAllocator().allocate(plan.smem.bytes, byte_alignment=hw.SMEM_SWIZZLE_ALIGN)

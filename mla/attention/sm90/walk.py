@@ -1,6 +1,6 @@
 """Work of a CTA: which query rows, and which tiles of keys (device code).
 
-The grid is (CTAs of all clusters, row tiles or pairs of them, entries). The tiles of keys that a
+CTAs are numbered by entry, row tile or pair of them, cluster, and rank. The tiles of keys that a
 row tile sees are divided in order: contiguous shares, the remainder to the low ranks.
 """
 
@@ -19,11 +19,12 @@ from mla.attention.sm90.plan import KEYS, ROWS, Plan90
 def locate(plan: Plan90, given: KernelArguments) -> Work:
     """Return the work of this CTA."""
     config, tiles = plan.config, plan.tiles
-    number, tile, entry = cute.arch.block_idx()
-    numbers, _, _ = cute.arch.grid_dim()
-    sharers = config.sharers
-    cta, ctas, sharer = number // sharers, numbers // sharers, number % sharers
-    tile = tile * sharers + sharer
+    place, _, _ = cute.arch.block_idx()
+    sharers, groups = config.sharers, tiles.count // config.sharers
+    each = given.parts * plan.ctas  # CTAs of a row tile, or of two that share keys
+    number, group = place % each, place // each
+    cta, ctas, sharer = number // sharers, each // sharers, number % sharers
+    tile, entry = group % groups * sharers + sharer, group // groups
     token = tile // tiles.head_tiles * tiles.tokens
     head = tile % tiles.head_tiles * tiles.heads
     keys, extra = keys_of(config.keys, given.keys, entry), Int32(0)
