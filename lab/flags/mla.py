@@ -6,8 +6,7 @@ import argparse
 
 from lab.tools import groups
 from lab.tools.groups import add, count, positive_count, switch
-from mla.attention.arguments import KERNELS
-from mla.attention.config import MAX_HEADS
+from mla.attention.config import KERNEL_NAMES, MAX_HEADS
 from mla.attention.formats import FORMS
 
 # of lab.bench.mla_peers, which imports torch
@@ -39,7 +38,7 @@ def add_case(parser: argparse.ArgumentParser) -> None:
     switch(group, "rope", "rotate the last 64 columns of O back")
     group = parser.add_argument_group("kernel")
     switch(group, "sinks", "give each head a sink logit")
-    add(group, "kernel", "kernel", KERNELS[0], choices=KERNELS)
+    add(group, "kernel", "kernel", KERNEL_NAMES[0], choices=KERNEL_NAMES)
     add(group, "cluster", "CTAs of a cluster; 0: by sizes", 0, type=count)
     add(group, "parts", "clusters that share an entry; 0: by sizes", 0, type=count)
     switch(group, "batch-invariant", "make an entry's bits independent of the rest of the batch")

@@ -24,13 +24,12 @@ from kernelkit.plan.limits import MAX_POSITION
 from kvcache.layouts.rows import MAX_ENTRIES, Rows, check_range
 from kvcache.movement.arguments import check_angles, check_positions
 from mla.attention.codec import RECORDS, form_of
-from mla.attention.config import MAX_CLUSTER, MAX_HEADS, MAX_TOKENS, Keys
+from mla.attention.config import KERNEL_NAMES, MAX_CLUSTER, MAX_HEADS, MAX_TOKENS, Keys
 from mla.attention.formats import LATENT, Form
 
 MAX_PARTS = 64  # clusters that share a query entry; the last one to finish adds up their sums
 MAX_PAGE = 256  # rows of a page that a table lists
 E4M3 = torch.float8_e4m3fn
-KERNELS = ("auto", "warp", "wgmma")  # names of kernels for users
 INDEX_DTYPES = (torch.int32, torch.int64)
 
 
@@ -201,8 +200,8 @@ class Shared:
             raise ValueError(f"{self.parts} parts: from 1 to {MAX_PARTS}, 0 for automatic")
         if not 0 <= self.cluster <= MAX_CLUSTER:
             raise ValueError(f"cluster {self.cluster}: from 1 to {MAX_CLUSTER}, 0 for automatic")
-        if self.kernel not in KERNELS:
-            raise ValueError(f"kernel {self.kernel!r}: one of {KERNELS}")
+        if self.kernel not in KERNEL_NAMES:
+            raise ValueError(f"kernel {self.kernel!r}: one of {KERNEL_NAMES}")
 
 
 @dataclass(frozen=True, kw_only=True)

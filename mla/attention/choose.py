@@ -197,22 +197,28 @@ def split(tile: Tile, load: Load, limit: Places | None = None) -> tuple[int, int
         return _cheapest(tile, load, limit or (lambda width: load.sms // width))
     units = tile.count * (1 if load.batch_invariant else max(load.entries, 1))
     tiles = max(-(-load.keys // tile.keys), 1)
-    return 1, load.parts or _parts(units, tiles, load)
+    return load.cluster or 1, load.parts or _parts(units, tiles, load)  # a cluster is refused
 
 
 def _cheapest(tile: Tile, load: Load, limit: Places) -> tuple[int, int]:
     """Return the split that takes least time by the estimate of `cost_us`."""
     if load.batch_invariant:
         load = replace(load, entries=1)
-    widths = [load.cluster] if load.cluster else range(1, MAX_CLUSTER + 1)
-    tiles, best = max(-(-load.keys // tile.keys), 1), (math.inf, 1, 1)
-    for width in widths:
-        if not fits(tile, width):
+    units, tiles = max(load.entries, 1) * tile.count, max(-(-load.keys // tile.keys), 1)
+    best = (math.inf, load.cluster or 1, load.parts or 1)
+    for width in [load.cluster] if load.cluster else range(1, min(tiles, MAX_CLUSTER) + 1):
+        at_once = limit(width)
+        if not load.cluster and not _possible(tile, width, units * (load.parts or 1), at_once):
             continue
-        most = max(min(limit(width) // (max(load.entries, 1) * tile.count), -(-tiles // width)), 1)
-        for parts in [load.parts] if load.parts else range(1, min(most, MAX_PARTS) + 1):
-            best = min(best, (cost_us(tile, load, width, parts, limit(width)), width, parts))
-    return best[1] if best[0] < math.inf else load.cluster, best[2]
+        most = max(min(at_once // units, tiles // width, MAX_PARTS), 1)
+        for parts in [load.parts] if load.parts else range(1, most + 1):
+            best = min(best, (cost_us(tile, load, width, parts, at_once), width, parts))
+    return best[1], best[2]
+
+
+def _possible(tile: Tile, cluster: int, clusters: int, at_once: int) -> bool:
+    """Whether so many clusters run at once, and their CTAs can divide the rows of a tile."""
+    return cluster == 1 or (fits(tile, cluster) and clusters <= at_once)
 
 
 def cost_us(tile: Tile, load: Load, cluster: int, parts: int, at_once: int) -> float:

@@ -13,6 +13,7 @@ from mla.attention.formats import FORMS, Form
 MAX_HEADS = 128
 MAX_TOKENS = 64  # of a query entry; each number has a kernel of its own
 MAX_CLUSTER = 16
+KERNEL_NAMES = ("auto", "warp", "wgmma")  # of kernels, for users
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import pytest
 
 REFUSED = [
     # names
-    ("explain.py attentions --causal", "'attentions' is not one of fmha, gqa, moe"),
+    ("explain.py attentions --causal", "'attentions' is not one of fmha, gqa, mla, moe"),
     # attention
     ("explain.py --head-dim 256 --schedule pingpong", "columns of 512"),
     ("dump.py --k-stages 99", "limit 232448"),
@@ -38,7 +38,7 @@ REFUSED = [
     # decode
     ("run.py gqa --head-dim 96", "head_dim 96"),
     ("run.py gqa --cluster 3", "cluster 3"),
-    ("explain.py gqa --head-dim 96", "head_dim 96: supported are (64, 128, 256)"),
+    ("explain.py gqa --head-dim 96", "head_dim 96: supported are (64, 128, 256, 512)"),
     ("explain.py gqa --cluster 3", "refused: cluster 3"),
     ("explain.py gqa --batch 3 --kv-len 5,6", "one length, or as many"),
     ("explain.py gqa --sink-tokens 4", "without a left window"),
@@ -54,7 +54,7 @@ REFUSED = [
     ("explain.py gqa --kv-heads 40000 --q-heads 6400000", "limit 65535 (grid dimension)"),
     ("explain.py gqa --scales", "only e4m3 is scaled"),
     ("explain.py gqa --parts 65", "65 parts: from 1 to 64"),
-    ("dump.py gqa --head-dim 96", "refused: head_dim 96: supported are (64, 128, 256)"),
+    ("dump.py gqa --head-dim 96", "refused: head_dim 96: supported are (64, 128, 256, 512)"),
     ("bench.py gqa --q-heads 12 --kv-heads 8", "12 query heads"),
     ("bench.py gqa --tune cluster=8,wraps=4", "'wraps=4': expected a number for one of cluster, "),
     ("bench.py gqa --tune cluster=8,warps=x", "'warps=x': expected a number for one of cluster, "),

@@ -185,7 +185,7 @@ def test_every_record_fits(arch, record):
             assert plan.rows == (16 if heads <= 16 else 32)
 
 
-HOPPER, AMPERE = Tile(64, 64, clustered=True), Tile(32, 32, clustered=False)
+HOPPER, AMPERE = Tile(64, 64, 1, clustered=True), Tile(32, 32, 1)
 
 
 @pytest.mark.parametrize("tile", [HOPPER, AMPERE])
@@ -193,31 +193,31 @@ HOPPER, AMPERE = Tile(64, 64, clustered=True), Tile(32, 32, clustered=False)
 @pytest.mark.parametrize("keys", [0, 1, 65, 640, 4096, 65536])
 def test_a_grid_is_about_one_wave(tile, entries, keys):
     for row_tiles in (1, 2, 4):
+        tile = replace(tile, count=row_tiles)
         load = Load(entries, keys, 132)
-        cluster, parts = split(tile, row_tiles, load)
+        cluster, parts = split(tile, load)
         units, tiles = entries * row_tiles, max(-(-keys // tile.keys), 1)
         assert cluster * parts == 1 or units * cluster * parts <= 132
         assert cluster * parts <= tiles
         assert choose.fits(tile, cluster)
         assert cluster == 1 or tile.clustered
         fixed = replace(load, batch_invariant=True)
-        assert split(tile, row_tiles, fixed) == split(tile, row_tiles, replace(fixed, entries=1))
-        assert split(tile, row_tiles, replace(load, many=True)) == (1, 1)
+        assert split(tile, fixed) == split(tile, replace(fixed, entries=1))
+        assert split(tile, replace(load, many=True)) == (1, 1)
 
 
 def test_wishes_are_kept():
-    load = Load(4, 4096, 132, cluster=3, parts=5)
-    assert split(HOPPER, 2, load) == (3, 5)
-    assert split(AMPERE, 2, replace(load, cluster=1)) == (1, 5)
-    cluster, parts = split(HOPPER, 2, replace(load, cluster=0))
-    assert (cluster, parts) == (3, 5)  # 132 SMs for 8 units of 5 parts
+    load, two = Load(4, 4096, 132, cluster=3, parts=5), replace(HOPPER, count=2)
+    assert split(two, load) == (3, 5)
+    assert split(replace(AMPERE, count=2), replace(load, cluster=1)) == (1, 5)
+    assert split(two, replace(load, cluster=0)) == (3, 5)  # 132 SMs for 8 units of 5 parts
 
 
 def test_clusters_run_at_once():
     """A GPU that runs few wide clusters gets narrower ones."""
     load = Load(8, 65536, 132)
-    assert split(HOPPER, 1, load)[0] == 16
-    assert split(HOPPER, 1, load, limit=lambda width: 64 // width)[0] == 8
+    assert split(HOPPER, load)[0] == 16
+    assert split(HOPPER, load, limit=lambda width: 64 // width)[0] == 8
 
 
 def test_a_workspace_has_a_place_for_every_sum():
