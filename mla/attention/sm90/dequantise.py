@@ -130,17 +130,12 @@ def times(pair: Uint32, scale: Scale) -> Uint32:
 
 
 @cute.jit
-def scaled_e2m1(word: Uint32, first: Float32, second: Float32) -> tuple[Uint32, ...]:
-    """Eight e2m1 of a word, the lowest nibble first, times a scale, as four words of bf16.
+def scaled_e2m1(word: Uint32, scale: Float32) -> tuple[Uint32, ...]:
+    """Eight e2m1 of a word, the lowest nibble first, times an e4m3, as four words of bf16.
 
-    Both scales are exact in bf16, and so are the products: two bits by four. first: of the lower
-    four, second: of the upper four.
+    The scale is exact in bf16, and so are the products: two bits by four.
     """
-    words = []
-    for part in cutlass.range_constexpr(2):
-        scale = first if part == 0 else second
-        words += four_e2m1((word >> (16 * part)) & 0xFFFF, scale)
-    return tuple(words)
+    return (*four_e2m1(word & 0xFFFF, scale), *four_e2m1(word >> 16, scale))
 
 
 @cute.jit

@@ -21,10 +21,10 @@ from kernelkit.plan.log2 import LN_2
 from mla.attention.formats import LATENT
 from mla.attention.sm90 import mailbox
 from mla.attention.sm90.args import Lane, Partial, Reference, Scope
-from mla.attention.sm90.plan import HALF, PANEL, PARTIAL_WORDS, ROWS, TEAMS, Plan90
+from mla.attention.sm90.plan import PARTIAL_WORDS, ROWS, TEAMS, Plan90
+from mla.attention.sm90.products import COLUMNS
 
-SUMS = 1  # of numbers of rows in shared memory: maxima, then sums
-COLUMNS = HALF * PANEL
+MAXIMA, SUMS = 0, 1  # numbers of rows in shared memory
 AHEAD = 4  # parts that are loaded at once
 VECTORS = LATENT // mailbox.VECTOR
 
@@ -42,12 +42,18 @@ def finish(plan: Plan90, scope: Scope, lane: Lane, o: cute.Tensor, reference: Re
 
 
 @cute.jit
+def published(scope: Scope, kind: cutlass.Constexpr) -> cute.Tensor:
+    """Return MAXIMA or SUMS of the rows in shared memory, (row, team)."""
+    layout = cute.make_layout((ROWS, TEAMS))
+    return cute.make_tensor(scope.buffers.rows + kind * ROWS * TEAMS, layout)
+
+
+@cute.jit
 def sums_of_both(
     plan: Plan90, scope: Scope, lane: Lane, reference: Reference
 ) -> tuple[Float32, Float32]:
     """Return the sums of the weights of both rows, over their lanes and both teams."""
-    layout = cute.make_layout((ROWS, TEAMS))
-    numbers = cute.make_tensor(scope.buffers.rows + SUMS * ROWS * TEAMS, layout)
+    numbers = published(scope, SUMS)
     for half in cutlass.range_constexpr(2):
         total = reference.row_sum[half]
         for step in cutlass.range_constexpr(2):

@@ -110,10 +110,7 @@ class Gather:
                 resolve(keys, source, numbers, following)
                 self.look_up(scope, which, number + 2, end, numbers)
             self.convert(scope, which, (number, half), entries, (held, last), following)
-            if half == 1:
-                take_over(entries, following)
-            elif cutlass.const_expr(keys.form.scale == "fp32"):
-                take_over(entries, following)
+            take_over(entries, following)
 
     @cute.jit
     def look_up(
@@ -554,8 +551,7 @@ def store_e2m1(
         word = words[0]
         for other in cutlass.range_constexpr(1, 4):
             word = words[other] if unit == other else word
-        scale = high if unit >= 2 else low
-        four = scaled_e2m1(word, scale, scale)
+        four = scaled_e2m1(word, high if unit >= 2 else low)
         store(unit_at(line, panel, turn, lane % 2 * 4 + unit), Uint32, four)
     return Uint32(0)
 

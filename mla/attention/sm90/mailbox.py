@@ -2,7 +2,7 @@
 
 Rank r of R finishes n rows of O, from r n on. Every CTA with keys lays its O out by rows, and one
 bulk copy brings each owner its rows; the owner's mbarrier counts the bytes. O is not normalised,
-and rounded to bf16, which halves the time of the copies; `reference.rounded` has this rounding.
+and rounded to bf16, which halves the time of the copies. `reference.rounded` lacks this rounding.
 
     row: 512 bf16 of O, then fp32 maximum and sum, and 8 bytes that keep rows in different banks
     sent [64 rows]      mail [rank][owned row]
@@ -18,7 +18,7 @@ from cutlass import Float32, Int32, Uint32
 
 from kernelkit.device.online_softmax import finite
 from kernelkit.device.shared_words import load_below, store
-from kernelkit.device.warp_mma import store_fragment
+from kernelkit.device.warp_mma import pack, store_fragment
 from kernelkit.device.words import bits_of, float_of
 from kernelkit.plan import hw
 from mla.attention.formats import LATENT
@@ -84,7 +84,7 @@ def lay_out(
     """Store the team's columns of O and the statistics to the rows to send."""
     words, sent = cute.make_rmem_tensor(cute.size(o) // 2, Uint32), scope.buffers.sent
     for word in cutlass.range_constexpr(cute.size(words)):
-        words[word] = pack_halves(o[2 * word], o[2 * word + 1])
+        words[word] = pack(o[2 * word], o[2 * word + 1], "bf16")
     if cutlass.const_expr(lane.team == 0):
         for half in cutlass.range_constexpr(2):
             if lane.column == 0:
@@ -100,20 +100,6 @@ def lay_out(
 
 
 @cute.jit
-def pack_halves(low: Float32, high: Float32) -> Uint32:
-    """Two fp32 rounded to bf16 in one word, ties away from 0; infinities and most NaN stay.
-
-    The conversion instruction would take four times as long.
-    """
-    return cute.arch.inline_ptx(
-        "{ .reg .b32 low, high; add.u32 low, {$r0}, 0x8000; add.u32 high, {$r1}, 0x8000; "
-        "prmt.b32 {$w0}, low, high, 0x7632; }",
-        write_only_types=[Uint32],
-        read_only_args=[bits_of(low), bits_of(high)],
-    )
-
-
-@cute.jit
 def send(plan: Plan90, scope: Scope) -> None:
     """Send every owner its rows.
 
@@ -122,10 +108,8 @@ def send(plan: Plan90, scope: Scope) -> None:
     """
     thread, _, _ = cute.arch.thread_idx()
     warps = plan.roles["math"].warps
-    turn, cluster = (
-        thread // hw.WARP_THREADS + thread % hw.WARP_THREADS * warps,
-        plan.config.cluster,
-    )
+    turn = thread // hw.WARP_THREADS + thread % hw.WARP_THREADS * warps
+    cluster = plan.config.cluster
     owner = (scope.work.rank + turn) % cluster
     if turn < cluster and scope.work.count > 0:
         nbytes = rows_of(plan, owner) * MAIL_ROW_BYTES

@@ -2,8 +2,8 @@
 
 The team of a tile computes S and P of it, and publishes P with the maxima that it refers to. Then
 both teams add P V for their columns. The other team adopts the published maxima, so both process
-the tiles in one order. Team 0 issues the product of the other's P together with S of its next tile;
-team 1 issues S first, since P of the tile before it comes while S is computed.
+the tiles in one order. Team 0 finishes the product of the other's P before S of its next tile, and
+releases its half; team 1 issues S first, as P of the tile before comes while S is computed.
 
 A maximum is replaced only when it has grown by more than LAG_LOG2, since O must then be rescaled.
 """
@@ -22,9 +22,9 @@ from kernelkit.device.shared_words import load
 from kernelkit.device.warp_mma import pack
 from kernelkit.plan import hw
 from mla.attention.sm90.args import Lane, Reference, Scope
-from mla.attention.sm90.finish import finish, key_scale
+from mla.attention.sm90.finish import MAXIMA, finish, key_scale, published
 from mla.attention.sm90.mailbox import senders_of
-from mla.attention.sm90.plan import BUFFERS, KEYS, PANEL, PANELS, ROWS, TEAMS, Plan90
+from mla.attention.sm90.plan import BUFFERS, KEYS, PANEL, PANELS, TEAMS, Plan90
 from mla.attention.sm90.products import (
     COLUMNS,
     accumulator,
@@ -172,7 +172,7 @@ class Math:
         team = lane.team
         other = 1 - team
         scope.pipes.p.wait(consumer_state_at(BUFFERS, number))
-        maxima = published(scope.buffers.rows, 0)
+        maxima = published(scope, MAXIMA)
         tops = (maxima[lane.row, other], maxima[lane.row + 8, other])
         self.adopt(tile, tops)
         issue_values(tile.o, tile.other_p, tile.values[other], True)
@@ -234,7 +234,7 @@ class Math:
         p = cute.make_tensor(tile.p.iterator, tile.scores.layout)
         target = p_tile(scope.buffers.k, team)
         cute.copy(copy, part.retile(p), part.partition_D(target))
-        maxima = published(scope.buffers.rows, 0)
+        maxima = published(scope, MAXIMA)
         for half in cutlass.range_constexpr(2):
             if lane.column == 0:
                 maxima[lane.row + 8 * half, team] = tops[half]
@@ -314,13 +314,6 @@ def release(plan: Plan90, scope: Scope, ring: Ring, buffer: cutlass.Constexpr) -
                 "@one mbarrier.arrive.shared::cluster.b64 _, [to]; }",
                 read_only_args=[barrier, scope.work.rank * plan.config.sharers + sharer],
             )
-
-
-@cute.jit
-def published(rows: cute.Pointer, kind: cutlass.Constexpr) -> cute.Tensor:
-    """Return numbers of rows in shared memory, (row, team): kind 0 maxima, 1 sums."""
-    layout = cute.make_layout((ROWS, TEAMS))
-    return cute.make_tensor(rows + kind * ROWS * TEAMS, layout)
 
 
 @cute.jit
