@@ -1,0 +1,138 @@
+"""Attention to latent keys on Blackwell: host entry, prologue, dispatch of the warps.
+
+Read `plan.py` first (roles, buffers, barriers), then this file, `walk.py` (the work of a CTA),
+`load.py`, `mma.py`, `softmax.py`, `exchange.py` (between the CTAs of a pair), and `finish.py`.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+from cutlass import BFloat16, Float32, Int32, Int64, Uint32
+from cutlass.cute.nvgpu import cpasync
+from cutlass.memory import SmemAllocator
+
+from kernelkit.device.boxes import TmaTensor, describe, reorder
+from kernelkit.device.buffers import buffer_at
+from kernelkit.device.pipelines import make_pipelines
+from kernelkit.device.shared_words import store
+from kernelkit.device.tmem import order_after_wait, order_before_signal
+from kernelkit.plan import hw
+from mla.attention.config import LatentConfig
+from mla.attention.kernel_arguments import KernelArguments
+from mla.attention.signature import example_arguments
+from mla.attention.sm100.args import Buffers, Pipes, Scope
+from mla.attention.sm100.exchange import open_exchange
+from mla.attention.sm100.load import LoadK, LoadV, k_box, q_box
+from mla.attention.sm100.mma import Mma
+from mla.attention.sm100.plan import PAIR, PANEL, ROWS, Plan100
+from mla.attention.sm100.softmax import Softmax
+from mla.attention.sm100.walk import locate
+
+ROWS_FIRST = (2, 3, 1, 0)  # [N, T, H, D] seen as (H, D, T, N)
+
+
+class LatentSm100:
+    """Host function and kernel of one config, traced by `cute.compile`."""
+
+    def __init__(self, config: LatentConfig) -> None:
+        self.plan = Plan100(config)
+        self.plan.check()
+        self.softmax, self.mma = Softmax(self.plan), Mma(self.plan)
+        self.load_k, self.load_v = LoadK(self.plan), LoadV(self.plan)
+
+    @property
+    def config(self) -> LatentConfig:
+        return self.plan.config
+
+    @cute.jit
+    def __call__(self, given: KernelArguments, stream: CUstream) -> None:
+        """Launch one cluster, or `parts` of them, for each entry and tile of rows."""
+        plan = self.plan
+        fetch = cpasync.CopyBulkTensorTileG2SOp()
+        q = describe(fetch, reorder(given.q, ROWS_FIRST), q_box(plan))
+        k = describe(fetch, reorder(given.keys.store, (1, 2, 0)), k_box(plan))
+        self.kernel(q, k, given).launch(
+            grid=(plan.ctas * given.parts * plan.tiles.count * given.q.shape[0], 1, 1),
+            block=(plan.roles.threads, 1, 1),
+            cluster=(plan.ctas, 1, 1),
+            stream=stream,
+            use_pdl=self.config.pdl,
+        )
+
+    @cute.kernel
+    def kernel(self, q: TmaTensor, k: TmaTensor | None, given: KernelArguments) -> None:
+        """Run a CTA, see `walk.py` for its work."""
+        plan = self.plan
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        smem = SmemAllocator().allocate(plan.smem.bytes, byte_alignment=hw.SMEM_SWIZZLE_ALIGN)
+        pipes = Pipes(**make_pipelines(plan.edges, buffer_at(plan.smem, smem, "barriers", Int64)))
+        tmem_base = buffer_at(plan.smem, smem, "tmem_base", Int32)
+        if cutlass.const_expr(self.config.pdl):
+            cute.arch.griddepcontrol_wait()
+        self.clear_rows(smem)
+        thread, _, _ = cute.arch.thread_idx()
+        if thread == 0:
+            open_exchange(smem.toint() + plan.smem.offsets()["exchanged"][0])
+        cute.arch.mbarrier_init_fence()
+        if warp == self.softmax.role.first_warp:
+            cute.arch.alloc_tmem(plan.tmem.allocated, tmem_base)
+            cute.arch.relinquish_tmem_alloc_permit()
+            order_before_signal()
+        cute.arch.cluster_arrive_relaxed()
+        cute.arch.sync_threads()
+        cute.arch.cluster_wait()
+        order_after_wait()
+        scope = Scope(q, k, given, locate(plan, given), self.buffers(smem), pipes)
+        if warp <= self.softmax.role.last_warp:
+            self.softmax.run(scope)
+        elif warp == self.mma.role.first_warp:
+            self.mma.run(scope)
+        elif warp == self.load_k.role.first_warp:
+            self.load_k.run(scope)
+        elif warp == self.load_v.role.first_warp:
+            self.load_v.run(scope)
+        # No CTA leaves while the peer may still send to it, or tell it that weights are used.
+        order_before_signal()
+        cute.arch.sync_threads()
+        cute.arch.cluster_arrive_relaxed()
+        cute.arch.cluster_wait()
+        if warp == self.softmax.role.first_warp:
+            pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, tmem_base)
+            cute.arch.dealloc_tmem(pointer, plan.tmem.allocated)
+
+    @cute.jit
+    def clear_rows(self, smem: cute.Pointer) -> None:
+        """Zero the rows of Q that no head has: their products go nowhere, but memory is read."""
+        plan = self.plan
+        if cutlass.const_expr(plan.tiles.rows < ROWS):
+            thread, _, _ = cute.arch.thread_idx()
+            missing = ROWS - plan.tiles.rows
+            zero = (Uint32(0),) * 4
+            start = smem.toint() + plan.smem.offsets()["sQ"][0] + plan.tiles.rows * PANEL * 2
+            units = plan.q_smem_panels * missing * (PANEL // 8)
+            for turn in cutlass.range_constexpr(-(-units // plan.roles.threads)):
+                unit = turn * plan.roles.threads + thread
+                panel, rest = unit // (missing * 8), unit % (missing * 8)
+                if unit < units:
+                    store(start + panel * (ROWS * PANEL * 2) + rest * 16, Uint32, zero)
+            cute.arch.fence_proxy("async.shared", space="cta")
+
+    def buffers(self, smem: cute.Pointer) -> Buffers:
+        """Return the buffers of all roles."""
+        plan = self.plan.smem
+
+        def address(name: str) -> cutlass.Int32:
+            return smem.toint() + plan.offsets()[name][0]
+
+        operands = ("sQ", "sP", "sOwn", "sPeer", "sKey")
+        words = ("exchanged", "maxima", "valid", "mail", "mail_full")
+        return Buffers(
+            *(buffer_at(plan, smem, name, BFloat16) for name in operands),
+            *(address(name) for name in words),
+            cute.arch.retrieve_tmem_ptr(Float32, 16, buffer_at(plan, smem, "tmem_base", Int32)),
+        )
+
+
+def host_function(config: LatentConfig, _arch: str) -> tuple:
+    """Return the function to compile for `config`, and example arguments."""
+    return LatentSm100(config), *example_arguments(config)

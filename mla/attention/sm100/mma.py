@@ -1,0 +1,167 @@
+"""MMA role: one warp issues S = Q K^T, and O += P V one tile behind it (device code).
+
+Q K^T of the next tile comes before P V, so that the tensor core has work while weights are computed
+and exchanged. K is stored [key, column]; as V, the B operand with N = columns and K = keys, the
+same panels are MN-major. A TiledMma is built anew wherever it is used: passed through a loop it
+stops being a constant.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Boolean, Float32, Int32
+from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
+from cutlass.utils import blackwell_helpers as sm100
+
+from kernelkit.device import tmem
+from kernelkit.device.pipelines import consumer_state_at, producer_state_at
+from kernelkit.device.umma import accumulator, issue, shared
+from mla.attention.sm100.args import Scope
+from mla.attention.sm100.exchange import expect_weights, free_weights
+from mla.attention.sm100.plan import (
+    COLUMNS,
+    HALF,
+    KEY_STAGES,
+    OWN_KEYS,
+    OWN_STAGES,
+    PAIR,
+    PANEL,
+    PEER_STAGES,
+    Q_TMEM_COLUMNS,
+    Q_TMEM_PANELS,
+    ROWS,
+    Plan100,
+)
+
+K, MN = OperandMajorMode.K, OperandMajorMode.MN
+QK_TILE = (ROWS, OWN_KEYS, PANEL)  # of one panel
+PV_TILE = (ROWS, COLUMNS, OWN_KEYS)  # of 64 keys
+ONE = tcgen05.CtaGroup.ONE
+
+
+def qk_mma(from_smem: bool) -> cute.TiledMma:
+    """Make the MMA of S: Q from shared or tensor memory, K from shared memory."""
+    source = tcgen05.OperandSource.SMEM if from_smem else tcgen05.OperandSource.TMEM
+    return sm100.make_trivial_tiled_mma(
+        BFloat16, BFloat16, K, K, Float32, ONE, QK_TILE[:2], source
+    )
+
+
+def pv_mma() -> cute.TiledMma:
+    """Make the MMA of P V: both from shared memory."""
+    return sm100.make_trivial_tiled_mma(BFloat16, BFloat16, K, MN, Float32, ONE, PV_TILE[:2])
+
+
+def panels_as_a(
+    mma: cute.TiledMma, pointer: cute.Pointer, panels: int
+) -> cute.Tensor:
+    """Return panels of 128 rows as the A operand, (MMA, 1, 4, panel)."""
+    layout = sm100.make_smem_layout_a(mma, QK_TILE, BFloat16, panels)
+    return mma.make_fragment_A(shared(pointer, layout))
+
+
+def panels_as_k(mma: cute.TiledMma, pointer: cute.Pointer, panels: int) -> cute.Tensor:
+    """Return panels of 64 keys as the B operand of Q K^T, (MMA, 1, 4, panel)."""
+    layout = sm100.make_smem_layout_b(mma, QK_TILE, BFloat16, panels)
+    return mma.make_fragment_B(shared(pointer, layout))
+
+
+def stages_as_v(pointer: cute.Pointer, stages: int) -> cute.Tensor:
+    """Return stages of 64 keys and 256 columns as the B operand of P V, (MMA, 1, 4, stage)."""
+    mma = pv_mma()
+    layout = sm100.make_smem_layout_b(mma, PV_TILE, BFloat16, stages)
+    return mma.make_fragment_B(shared(pointer, layout))
+
+
+def q_in_tmem(plan: Plan100, mma: cute.TiledMma, base: cute.Pointer) -> cute.Tensor:
+    """Return the panels of Q in tensor memory as the A operand, (MMA, 1, 4, panel)."""
+    layout = sm100.make_smem_layout_a(mma, QK_TILE, BFloat16, 1)
+    one = mma.make_fragment_A(cute.make_tensor(base, layout.outer))[None, None, None, 0]
+    panels = cute.make_layout(Q_TMEM_PANELS, stride=Q_TMEM_COLUMNS * 2)
+    pointer = cute.recast_ptr(base + plan.tmem["Q"].begin, dtype=BFloat16)
+    return cute.make_tensor(pointer, cute.append(one.layout, panels))
+
+
+class Mma:
+    """Role that issues all MMAs of the CTA."""
+
+    def __init__(self, plan: Plan100) -> None:
+        self.plan = plan
+        self.role = plan.roles["mma"]
+
+    @cute.jit
+    def run(self, scope: Scope) -> None:
+        """Whole life of the warp."""
+        pipes, count = scope.pipes, scope.work.count
+        if count > 0:
+            pipes.q.wait(consumer_state_at(1, Int32(0)))
+            pipes.q_tmem.wait(consumer_state_at(1, Int32(0)))
+            tmem.order_after_wait()
+        for number in cutlass.range(count + 1, unroll=1):
+            if number < count:
+                self.multiply_keys(scope, number)
+            if number > 0 and count > 0:
+                self.add_values(scope, number - 1)
+
+    @cute.jit
+    def multiply_keys(self, scope: Scope, number: Int32) -> None:
+        """Issue S = Q K^T of a tile, panel by panel: those outside the own columns first."""
+        plan, pipes, buffers = self.plan, scope.pipes, scope.buffers
+        pipes.s.wait_free(producer_state_at(1, number))
+        tmem.order_after_wait()
+        in_tmem = plan.key_panels - plan.q_smem_panels
+        for panel in cutlass.range_constexpr(plan.key_panels):
+            mma = qk_mma(panel >= in_tmem)
+            tS = accumulator(mma, QK_TILE, buffers.tmem, plan.tmem["S"].begin)
+            state = consumer_state_at(KEY_STAGES, number * plan.key_panels + panel)
+            pipes.key.wait(state)
+            if cutlass.const_expr(panel < in_tmem):
+                tQ = q_in_tmem(plan, mma, buffers.tmem)[None, None, None, panel]
+            else:
+                tQ = panels_as_a(mma, buffers.q, plan.q_smem_panels)
+                tQ = tQ[None, None, None, panel - in_tmem]
+            tK = panels_as_k(mma, buffers.key, KEY_STAGES)[None, None, None, state.index]
+            issue(mma, tS, tQ, tK, Boolean(panel > 0))
+            pipes.key.release(state.index)
+        state = consumer_state_at(OWN_STAGES, number)
+        pipes.own.wait(state)
+        for panel in cutlass.range_constexpr(HALF):
+            mma = qk_mma(False)
+            tS = accumulator(mma, QK_TILE, buffers.tmem, plan.tmem["S"].begin)
+            tQ = q_in_tmem(plan, mma, buffers.tmem)[None, None, None, in_tmem + panel]
+            tK = panels_as_k(mma, buffers.own, OWN_STAGES * HALF)
+            tK = tK[None, None, None, state.index * HALF + panel]
+            issue(mma, tS, tQ, tK, Boolean(True))
+        pipes.s.signal(Int32(0))
+
+    @cute.jit
+    def add_values(self, scope: Scope, number: Int32) -> None:
+        """Issue O (+)= P V of a tile: own keys, then the peer's. The first tile overwrites O."""
+        pipes = scope.pipes
+        own = consumer_state_at(OWN_STAGES, number)
+        peer = consumer_state_at(PEER_STAGES, number)
+        pipes.p.wait(consumer_state_at(1, number))
+        tmem.order_after_wait()
+        self.add_keys(scope, 0, stages_as_v(scope.buffers.own, OWN_STAGES), own.index, number > 0)
+        pipes.own.release(own.index)
+        pipes.peer.wait(peer)
+        expect_weights(scope, number)
+        values = stages_as_v(scope.buffers.peer, PEER_STAGES)
+        self.add_keys(scope, 1, values, peer.index, Boolean(True))
+        pipes.peer.release(peer.index)
+        pipes.o.signal(Int32(0))
+        free_weights(scope)
+
+    @cute.jit
+    def add_keys(
+        self,
+        scope: Scope,
+        weights: cutlass.Constexpr,
+        values: cute.Tensor,
+        stage: Int32,
+        accumulate: Boolean,
+    ) -> None:
+        """Issue O (+)= P V over 64 keys. weights: 0 for P of own keys, 1 for the peer's."""
+        mma = pv_mma()
+        tO = accumulator(mma, PV_TILE, scope.buffers.tmem, self.plan.tmem["O"].begin)
+        tP = panels_as_a(mma, scope.buffers.p, PAIR)[None, None, None, weights]
+        issue(mma, tO, tP, values[None, None, None, stage], accumulate)

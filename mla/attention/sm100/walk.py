@@ -1,0 +1,69 @@
+"""Work of a CTA: which query rows, which tiles of keys, which half (device code).
+
+Pairs are numbered by entry, row tile, cluster, and rank. The tiles of keys that a row tile sees are
+divided in order: contiguous shares, the remainder to the low ranks.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from mla.attention.kernel_arguments import KernelArguments
+from mla.attention.sm90.walk import keys_of
+from mla.attention.sm100.args import Lane, Work
+from mla.attention.sm100.plan import KEYS, PAIR, ROWS, Plan100
+
+
+@cute.jit
+def locate(plan: Plan100, given: KernelArguments) -> Work:
+    """Return the work of this CTA."""
+    config, tiles = plan.config, plan.tiles
+    place, _, _ = cute.arch.block_idx()
+    pair, half = place // PAIR, place % PAIR
+    pairs = given.parts * config.cluster  # of a row tile
+    number, group = pair % pairs, pair // pairs
+    tile, entry = group % tiles.count, group // tiles.count
+    token = tile // tiles.head_tiles * tiles.tokens
+    head = tile % tiles.head_tiles * tiles.heads
+    keys, extra = keys_of(config.keys, given.keys, entry), Int32(0)
+    seen = keys
+    if cutlass.const_expr(config.causal and config.tokens > 1):
+        last = cutlass.min(token + tiles.tokens, config.tokens) - 1
+        seen = cutlass.max(keys - (config.tokens - 1 - last), 0)
+    own_tiles = (seen + KEYS - 1) // KEYS
+    all_tiles = own_tiles
+    if cutlass.const_expr(config.extra is not None):
+        extra = keys_of(config.extra, given.extra, entry)
+        all_tiles += (extra + KEYS - 1) // KEYS
+    base = all_tiles // pairs
+    more = all_tiles - base * pairs
+    return Work(
+        entry=entry,
+        tile=tile,
+        token=token,
+        head=head,
+        keys=keys,
+        extra=extra,
+        own_tiles=own_tiles,
+        begin=number * base + cutlass.min(number, more),
+        count=base + Int32(number < more),
+        active=cutlass.min(all_tiles, pairs),
+        part=number // config.cluster,
+        rank=number % config.cluster,
+        half=half,
+    )
+
+
+@cute.jit
+def lane_of(plan: Plan100, work: Work) -> Lane:
+    """Return this thread's query row."""
+    config, tiles = plan.config, plan.tiles
+    row = cute.arch.thread_idx()[0] % ROWS
+    token, head = work.token + row // tiles.heads, work.head + row % tiles.heads
+    real = token < config.tokens and head < config.heads
+    if cutlass.const_expr(tiles.rows < ROWS):
+        real = real and row < tiles.rows
+    end = work.keys
+    if cutlass.const_expr(config.causal and config.tokens > 1):
+        end = end - cutlass.max(config.tokens - 1 - token, 0)
+    return Lane(row, token, head, real, end)
