@@ -34,11 +34,12 @@ from lab.tools.place import Place
 from mla import decode, sparse_decode, sparse_prefill
 from mla.attention.api import dense_fields, sparse_fields
 from mla.attention.arguments import Arguments
-from mla.attention.choose import ARCHS, WARP, Decision, tile_of
+from mla.attention.choose import ARCHS, WARP, Decision, plan_of, tile_of
 from mla.attention.config import LatentConfig
 from mla.attention.launch import DECODE, SPARSE, prepare
 from mla.attention.portable.plan import PortablePlan
 from mla.attention.sm90.plan import Plan90
+from mla.attention.sm100.plan import Plan100
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "decode": decode, "sparse_decode": sparse_decode, "sparse_prefill": sparse_prefill,
@@ -46,7 +47,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 POOL = 4  # entries of a cache for each one that a token lists
 ROWS = 64  # of a page of a cache from which tokens list entries
 LIMIT = "reference: plain torch with the kernel's roundings; limit: 2 x that + 1 ulp"
-Plan = PortablePlan | Plan90
+Plan = PortablePlan | Plan90 | Plan100
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ def tell(
 
 def plan_for(config: LatentConfig, kernel: str, arch: str) -> Plan:
     """Return the plan of a kernel, after its checks."""
-    plan = PortablePlan(config, arch) if kernel == WARP else Plan90(config)
+    plan = PortablePlan(config, arch) if kernel == WARP else plan_of(kernel, config)
     plan.check()
     return plan
 
@@ -238,18 +239,18 @@ def tiles(plan: Plan) -> Section:
         return "Tiles", rows
     how = "TMA" if plan.by_tma else "threads, which convert them to bf16"
     rows = [
-        ("rows", f"{plan.tiles.heads} heads x {plan.tiles.tokens} tokens of 64 rows"),
-        ("keys", f"64 keys in {plan.panels} panels of 64 columns, brought by {how}"),
+        ("rows", f"{plan.tiles.heads} heads x {plan.tiles.tokens} tokens of {plan.mail.most_rows}"),
+        ("keys", f"{plan.keys} keys in panels of 64 columns, brought by {how}"),
     ]
     if plan.reduces:
-        rows.append(("reduction", f"a CTA of the cluster finishes {plan.owned_rows} rows"))
+        rows.append(("reduction", f"a rank of the cluster finishes {plan.mail.owned_rows} rows"))
     return "Tiles", rows
 
 
 def of_plan(plan: Plan) -> Iterator[Section]:
     """Yield roles, edges, barriers and shared memory."""
     yield roles(plan.roles)
-    if isinstance(plan, Plan90):
+    if not isinstance(plan, PortablePlan):
         yield edges(plan.edges)
     yield named_barriers(plan.barriers)
     yield shared_memory(plan.smem)

@@ -21,10 +21,9 @@ from lab.soak.campaign import Family, Feature, Results
 from mla import decode, sparse_decode, sparse_prefill
 from mla.attention.api import dense_fields, sparse_fields
 from mla.attention.arguments import Arguments
-from mla.attention.choose import ARCHS, KERNELS, WGMMA
+from mla.attention.choose import ARCHS, KERNELS, WARP, plan_of
 from mla.attention.config import LatentConfig
 from mla.attention.launch import DECODE, SPARSE, forward, prepare
-from mla.attention.sm90.plan import Plan90
 
 HEADS = (1, 2, 3, 8, 16, 16, 17, 32, 40, 64, 64, 65, 100, 128, 128)
 TOKENS = (1, 1, 1, 2, 3, 4, 8)  # of an entry of `decode`
@@ -61,8 +60,8 @@ class Draws(draws.Draws):
 
     def config(self, kind: Case, pick: random.Random) -> LatentConfig:
         _, decision = prepare(arguments_of(kind, self.arch))
-        if decision.kernel == WGMMA:
-            Plan90(decision.config).check()
+        if decision.kernel != WARP:
+            plan_of(decision.kernel, decision.config).check()
         return decision.config
 
     def drawn(self, kernel: Kernel, pick: random.Random) -> Case:

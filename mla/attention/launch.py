@@ -19,11 +19,10 @@ from kernelkit.compile.compiler import compile_once
 from kernelkit.plan.log2 import LOG2_E
 from mla.attention import kernel_arguments as kernel
 from mla.attention.arguments import Arguments, Dense, Source, Sparse
-from mla.attention.choose import ARCHS, WARP, Decision, decide
+from mla.attention.choose import ARCHS, WARP, Decision, decide, plan_of
 from mla.attention.config import LatentConfig
 from mla.attention.formats import LATENT
 from mla.attention.portable.plan import PortablePlan
-from mla.attention.sm90.plan import Plan90
 
 MAX_CTAS = (1 << 31) - 1
 
@@ -55,7 +54,7 @@ def check_config(config: LatentConfig, arch: str, module: str) -> None:
     if module == WARP:
         PortablePlan(config, arch).check()
     else:
-        Plan90(config).check()
+        plan_of(module, config).check()
 
 
 def launched(arguments: Arguments, target: Target, decision: Decision) -> Results:

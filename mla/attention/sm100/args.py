@@ -58,7 +58,8 @@ class Buffers:
     exchanged: Int32  # mbarriers, see `exchange.py`
     maxima: Int32  # fp32 [2][row], of the peer
     valid: Int32  # a bit for each own key of a stage, 64 for each
-    mail: Int32  # rows that others sent, then rows to send
+    mail: Int32  # rows that others sent
+    sent: Int32  # rows to send
     mail_full: Int32
     tmem: cute.Pointer
 

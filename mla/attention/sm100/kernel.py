@@ -1,7 +1,8 @@
 """Attention to latent keys on Blackwell: host entry, prologue, dispatch of the warps.
 
 Read `plan.py` first (roles, buffers, barriers), then this file, `walk.py` (the work of a CTA),
-`load.py`, `mma.py`, `softmax.py`, `exchange.py` (between the CTAs of a pair), and `finish.py`.
+`load.py`, `mma.py`, `softmax.py`, `exchange.py` (between the CTAs of a pair), and `finish.py`; the
+exchange of a cluster is in `../shared/`.
 """
 
 import cutlass
@@ -19,12 +20,14 @@ from kernelkit.device.tmem import order_after_wait, order_before_signal
 from kernelkit.plan import hw
 from mla.attention.config import LatentConfig
 from mla.attention.kernel_arguments import KernelArguments
+from mla.attention.shared.mailbox import open_mailbox
 from mla.attention.signature import example_arguments
 from mla.attention.sm100.args import Buffers, Pipes, Scope
 from mla.attention.sm100.exchange import open_exchange
+from mla.attention.sm100.finish import mailbox_of
 from mla.attention.sm100.load import LoadK, LoadV, k_box, q_box
 from mla.attention.sm100.mma import Mma
-from mla.attention.sm100.plan import PAIR, PANEL, ROWS, Plan100
+from mla.attention.sm100.plan import PANEL, ROWS, Plan100
 from mla.attention.sm100.softmax import Softmax
 from mla.attention.sm100.walk import locate
 
@@ -69,10 +72,13 @@ class LatentSm100:
         tmem_base = buffer_at(plan.smem, smem, "tmem_base", Int32)
         if cutlass.const_expr(self.config.pdl):
             cute.arch.griddepcontrol_wait()
+        work = locate(plan, given)
         self.clear_rows(smem)
         thread, _, _ = cute.arch.thread_idx()
         if thread == 0:
             open_exchange(smem.toint() + plan.smem.offsets()["exchanged"][0])
+            if cutlass.const_expr(self.config.cluster > 1):
+                open_mailbox(plan.mail, mailbox_of(plan, work, self.buffers(smem)))
         cute.arch.mbarrier_init_fence()
         if warp == self.softmax.role.first_warp:
             cute.arch.alloc_tmem(plan.tmem.allocated, tmem_base)
@@ -82,7 +88,7 @@ class LatentSm100:
         cute.arch.sync_threads()
         cute.arch.cluster_wait()
         order_after_wait()
-        scope = Scope(q, k, given, locate(plan, given), self.buffers(smem), pipes)
+        scope = Scope(q, k, given, work, self.buffers(smem), pipes)
         if warp <= self.softmax.role.last_warp:
             self.softmax.run(scope)
         elif warp == self.mma.role.first_warp:
@@ -91,10 +97,14 @@ class LatentSm100:
             self.load_k.run(scope)
         elif warp == self.load_v.role.first_warp:
             self.load_v.run(scope)
-        # No CTA leaves while the peer may still send to it, or tell it that weights are used.
+        if warp > self.softmax.role.last_warp:
+            if cutlass.const_expr(self.config.cluster > 1):
+                cute.arch.cluster_arrive_relaxed()  # as the softmax does, see `finish.py`
+                cute.arch.cluster_wait()
+            cute.arch.cluster_arrive_relaxed()
+        # No CTA leaves while another may still send to it, or tell it that weights are used.
         order_before_signal()
         cute.arch.sync_threads()
-        cute.arch.cluster_arrive_relaxed()
         cute.arch.cluster_wait()
         if warp == self.softmax.role.first_warp:
             pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, tmem_base)
@@ -125,10 +135,11 @@ class LatentSm100:
             return smem.toint() + plan.offsets()[name][0]
 
         operands = ("sQ", "sP", "sOwn", "sPeer", "sKey")
-        words = ("exchanged", "maxima", "valid", "mail", "mail_full")
         return Buffers(
             *(buffer_at(plan, smem, name, BFloat16) for name in operands),
-            *(address(name) for name in words),
+            *(address(name) for name in ("exchanged", "maxima", "valid", "mail")),
+            address("mail") + self.plan.mail.sent_at,
+            address("mail_full"),
             cute.arch.retrieve_tmem_ptr(Float32, 16, buffer_at(plan, smem, "tmem_base", Int32)),
         )
 

@@ -164,9 +164,7 @@ def load_panel(plan: Plan100, scope: Scope, panel: Panel) -> None:
     for part in cutlass.range(OWN_KEYS // box.rows, unroll=1):
         row, page = place_of(plan, scope, panel.first + part * box.rows)
         target = shared(panel.target + part * (box.rows * PANEL), box.layout())
-        to_shared, from_global = partition_box(
-            scope.k, box, Key(row, page, panel.column), target
-        )
+        to_shared, from_global = partition_box(scope.k, box, Key(row, page, panel.column), target)
         cute.copy(scope.k.atom, from_global, to_shared, tma_bar_ptr=panel.barrier)
 
 

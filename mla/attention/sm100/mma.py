@@ -41,9 +41,7 @@ ONE = tcgen05.CtaGroup.ONE
 def qk_mma(from_smem: bool) -> cute.TiledMma:
     """Make the MMA of S: Q from shared or tensor memory, K from shared memory."""
     source = tcgen05.OperandSource.SMEM if from_smem else tcgen05.OperandSource.TMEM
-    return sm100.make_trivial_tiled_mma(
-        BFloat16, BFloat16, K, K, Float32, ONE, QK_TILE[:2], source
-    )
+    return sm100.make_trivial_tiled_mma(BFloat16, BFloat16, K, K, Float32, ONE, QK_TILE[:2], source)
 
 
 def pv_mma() -> cute.TiledMma:
@@ -51,9 +49,7 @@ def pv_mma() -> cute.TiledMma:
     return sm100.make_trivial_tiled_mma(BFloat16, BFloat16, K, MN, Float32, ONE, PV_TILE[:2])
 
 
-def panels_as_a(
-    mma: cute.TiledMma, pointer: cute.Pointer, panels: int
-) -> cute.Tensor:
+def panels_as_a(mma: cute.TiledMma, pointer: cute.Pointer, panels: int) -> cute.Tensor:
     """Return panels of 128 rows as the A operand, (MMA, 1, 4, panel)."""
     layout = sm100.make_smem_layout_a(mma, QK_TILE, BFloat16, panels)
     return mma.make_fragment_A(shared(pointer, layout))

@@ -27,6 +27,7 @@ from kernelkit.plan.tmem import TmemPlan, TmemRange
 from kernelkit.plan.warps import Role, RolePlan
 from mla.attention.config import MAX_CLUSTER, LatentConfig
 from mla.attention.formats import LATENT
+from mla.attention.shared.mail import MailPlan
 from mla.attention.tiles import RowTiles, row_tiles
 
 PAIR = 2
@@ -43,10 +44,7 @@ Q_PANEL_BYTES = ROWS * PANEL * 2
 Q_TMEM_PANELS = 6
 Q_TMEM_COLUMNS = PANEL // 2  # of tensor memory, a panel
 P_BYTES = ROWS * OWN_KEYS * 2  # weights of 64 keys
-MAIL_ROW_BYTES = 2 * COLUMNS + 16  # of O in bf16, maximum, sum; no two of 8 rows share a bank
-PARTIAL_WORDS = COLUMNS + 4  # fp32 of a row in the workspace: O, maximum, sum, padding to 16 bytes
 KEY_BYTES = (OWN_STAGES + PEER_STAGES) * STAGE_BYTES + KEY_STAGES * PANEL_BYTES
-MAIL_ROWS = KEY_BYTES // MAIL_ROW_BYTES - ROWS  # received, beside those to send
 
 
 @dataclass(frozen=True)
@@ -54,6 +52,8 @@ class Plan100:
     """Plan of one config."""
 
     config: LatentConfig
+
+    keys = KEYS  # of a tile
 
     @cached_property
     def tiles(self) -> RowTiles:
@@ -92,9 +92,18 @@ class Plan100:
         return min(self.config.keys.rows, OWN_KEYS)
 
     @cached_property
-    def owned_rows(self) -> int:
-        """Rows of O that a pair of the cluster finishes."""
-        return -(-self.tiles.rows // self.config.cluster)
+    def mail(self) -> MailPlan:
+        """Sizes of the exchange of O."""
+        return MailPlan(
+            rows=self.tiles.rows,
+            cluster=self.config.cluster,
+            stride=PAIR,
+            columns=COLUMNS,
+            space=KEY_BYTES,
+            most_rows=ROWS,
+            threads=self.roles["softmax"].threads,
+            barrier="rows",
+        )
 
     @cached_property
     def ctas(self) -> int:
@@ -185,11 +194,12 @@ class Plan100:
             raise NotImplementedError(
                 f"record {config.keys.record} of pages of {config.keys.rows} rows"
             )
-        if not 1 <= self.ctas <= MAX_CLUSTER or self.owned_rows * config.cluster > MAIL_ROWS:
+        mail = self.mail
+        if not 1 <= self.ctas <= MAX_CLUSTER or not mail.fits:
             raise ValueError(
-                f"cluster {config.cluster} of pairs with {self.tiles.rows} rows: at most "
-                f"{MAX_CLUSTER // PAIR} pairs, and {self.owned_rows} x {config.cluster} rows at "
-                f"most {MAIL_ROWS}"
+                f"cluster {config.cluster} of pairs with {mail.rows} rows: at most "
+                f"{MAX_CLUSTER // PAIR} pairs, and {mail.owned_rows} x {config.cluster} rows at "
+                f"most {mail.capacity}"
             )
         if config.sharers != 1:
             raise ValueError(f"sharers {config.sharers}: 1, a pair has up to {ROWS} rows")

@@ -15,9 +15,10 @@ from kernelkit.device.online_softmax import finite, keep_columns
 from kernelkit.device.pipelines import consumer_state_at
 from kernelkit.device.shared_words import load, store
 from kernelkit.device.warp_mma import pack
+from mla.attention.shared.collect import key_scale
 from mla.attention.sm100.args import Lane, Scope, Sums
 from mla.attention.sm100.exchange import P_FREE, joint, send_weights, wait_for
-from mla.attention.sm100.finish import finish, key_scale
+from mla.attention.sm100.finish import finish
 from mla.attention.sm100.load import PANEL_ITEMS, STAGE_ITEMS
 from mla.attention.sm100.plan import (
     COLUMNS,
@@ -59,6 +60,8 @@ class Softmax:
         if count > 0:
             total += joint(scope, lane.row, total, count)
             scope.pipes.o.wait(consumer_state_at(1, count - 1))
+            # Before this CTA may leave: the peer has told that its weights are used.
+            wait_for(scope.buffers.exchanged + P_FREE, (count - 1) % 2)
             tmem.order_after_wait()
         finish(plan, scope, lane, Sums(top, total))
 
@@ -93,7 +96,7 @@ class Softmax:
         self, scope: Scope, lane: Lane, number: Int32, top: Float32, total: Float32
     ) -> tuple[Float32, Float32]:
         """Process a tile from S to a published P; return the new (maximum, sum)."""
-        plan, pipes = self.plan, scope.pipes
+        pipes = scope.pipes
         scores = cute.make_rmem_tensor(OWN_KEYS, Float32)
         self.read_scores(scope, lane, number, scores)
         found = scores[0]
@@ -137,7 +140,7 @@ class Softmax:
         # Not only through the tensor core: this makes the bits of valid keys visible.
         state = consumer_state_at(OWN_STAGES, number)
         scope.pipes.own.wait(state)
-        scale = scope.given.scale_log2 * key_scale(plan, scope)
+        scale = scope.given.scale_log2 * key_scale(plan.config, scope.given)
         for key in cutlass.range_constexpr(OWN_KEYS):
             scores[key] = scores[key] * scale
         bits = load(scope.buffers.valid + state.index * 8, Uint32, 2)
@@ -150,7 +153,7 @@ class Softmax:
 
     @cute.jit
     def rescale(self, scope: Scope, lane: Lane, factor: Float32) -> None:
-        """Multiply the row of O, which is at rest; skipped by a warp none of whose rows needs it."""
+        """Multiply the row of O, which is at rest; skipped by a warp that need not."""
         if cute.arch.vote_any_sync(factor != 1.0):
             for column in cutlass.range_constexpr(0, COLUMNS, CHUNK):
                 tile = tmem.tile_at(scope.buffers.tmem, column, CHUNK)
