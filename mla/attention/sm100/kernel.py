@@ -23,6 +23,7 @@ from mla.attention.kernel_arguments import KernelArguments
 from mla.attention.shared.mailbox import open_mailbox
 from mla.attention.signature import example_arguments
 from mla.attention.sm100.args import Buffers, Pipes, Scope
+from mla.attention.sm100.copy import Copy
 from mla.attention.sm100.exchange import open_exchange
 from mla.attention.sm100.finish import mailbox_of
 from mla.attention.sm100.load import LoadK, LoadV, k_box, q_box
@@ -42,6 +43,8 @@ class LatentSm100:
         self.plan.check()
         self.softmax, self.mma = Softmax(self.plan), Mma(self.plan)
         self.load_k, self.load_v = LoadK(self.plan), LoadV(self.plan)
+        if not self.plan.by_tma:
+            self.copy = Copy(self.plan)
 
     @property
     def config(self) -> LatentConfig:
@@ -53,7 +56,9 @@ class LatentSm100:
         plan = self.plan
         fetch = cpasync.CopyBulkTensorTileG2SOp()
         q = describe(fetch, reorder(given.q, ROWS_FIRST), q_box(plan))
-        k = describe(fetch, reorder(given.keys.store, (1, 2, 0)), k_box(plan))
+        k = None
+        if cutlass.const_expr(plan.by_tma):
+            k = describe(fetch, reorder(given.keys.store, (1, 2, 0)), k_box(plan))
         self.kernel(q, k, given).launch(
             grid=(plan.ctas * given.parts * plan.tiles.count * given.q.shape[0], 1, 1),
             block=(plan.roles.threads, 1, 1),
@@ -96,7 +101,11 @@ class LatentSm100:
         elif warp == self.load_k.role.first_warp:
             self.load_k.run(scope)
         elif warp == self.load_v.role.first_warp:
-            self.load_v.run(scope)
+            if cutlass.const_expr(plan.by_tma):
+                self.load_v.run(scope)
+        elif warp > plan.roles["idle"].last_warp:
+            if cutlass.const_expr(not plan.by_tma):
+                self.copy.run(scope)
         if warp > self.softmax.role.last_warp:
             if cutlass.const_expr(self.config.cluster > 1):
                 cute.arch.cluster_arrive_relaxed()  # as the softmax does, see `finish.py`

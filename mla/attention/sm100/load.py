@@ -73,7 +73,8 @@ class LoadK:
         cpasync.prefetch_descriptor(scope.q.atom)
         if scope.work.count > 0:
             self.load_q(scope)
-        self.load_keys(scope)
+        if cutlass.const_expr(self.plan.by_tma):
+            self.load_keys(scope)
 
     @cute.jit
     def load_q(self, scope: Scope) -> None:

@@ -10,10 +10,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Boolean, Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
+from cutlass.pipeline import PipelineState
 from cutlass.utils import blackwell_helpers as sm100
 
 from kernelkit.device import tmem
-from kernelkit.device.pipelines import consumer_state_at, producer_state_at
+from kernelkit.device.pipelines import Ring, consumer_state_at, producer_state_at
 from kernelkit.device.umma import accumulator, issue, shared
 from mla.attention.sm100.args import Scope
 from mla.attention.sm100.exchange import expect_weights, free_weights
@@ -99,6 +100,13 @@ class Mma:
                 self.add_values(scope, number - 1)
 
     @cute.jit
+    def wait_for(self, ring: Ring, state: PipelineState) -> None:
+        """Wait for keys; those that cp.async brought are ordered for the tensor core here."""
+        ring.wait(state)
+        if cutlass.const_expr(not self.plan.by_tma):
+            cute.arch.fence_proxy("async.shared", space="cta")
+
+    @cute.jit
     def multiply_keys(self, scope: Scope, number: Int32) -> None:
         """Issue S = Q K^T of a tile, panel by panel: those outside the own columns first."""
         plan, pipes, buffers = self.plan, scope.pipes, scope.buffers
@@ -109,7 +117,7 @@ class Mma:
             mma = qk_mma(panel >= in_tmem)
             tS = accumulator(mma, QK_TILE, buffers.tmem, plan.tmem["S"].begin)
             state = consumer_state_at(KEY_STAGES, number * plan.key_panels + panel)
-            pipes.key.wait(state)
+            self.wait_for(pipes.key, state)
             if cutlass.const_expr(panel < in_tmem):
                 tQ = q_in_tmem(plan, mma, buffers.tmem)[None, None, None, panel]
             else:
@@ -119,7 +127,7 @@ class Mma:
             issue(mma, tS, tQ, tK, Boolean(panel > 0))
             pipes.key.release(state.index)
         state = consumer_state_at(OWN_STAGES, number)
-        pipes.own.wait(state)
+        self.wait_for(pipes.own, state)
         for panel in cutlass.range_constexpr(HALF):
             mma = qk_mma(False)
             tS = accumulator(mma, QK_TILE, buffers.tmem, plan.tmem["S"].begin)
@@ -139,7 +147,7 @@ class Mma:
         tmem.order_after_wait()
         self.add_keys(scope, 0, stages_as_v(scope.buffers.own, OWN_STAGES), own.index, number > 0)
         pipes.own.release(own.index)
-        pipes.peer.wait(peer)
+        self.wait_for(pipes.peer, peer)
         expect_weights(scope, number)
         values = stages_as_v(scope.buffers.peer, PEER_STAGES)
         self.add_keys(scope, 1, values, peer.index, Boolean(True))

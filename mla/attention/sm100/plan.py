@@ -117,28 +117,33 @@ class Plan100:
 
     @cached_property
     def roles(self) -> RolePlan:
-        return RolePlan(
-            (
-                Role("softmax", 0, 4, "Q to tensor memory, S -> P, rescale and store O"),
-                Role("mma", 4, 1, "S = Q K^T and O += P V on the tensor core"),
-                Role("load_k", 5, 1, "load Q, and own keys, by TMA"),
-                Role("load_v", 6, 1, "load the peer's keys by TMA"),
-                Role("idle", 7, 1, "complete the warpgroup"),
-            )
-        )
+        brought = "by TMA" if self.by_tma else "if TMA can bring them"
+        roles = [
+            Role("softmax", 0, 4, "Q to tensor memory, S -> P, rescale and store O"),
+            Role("mma", 4, 1, "S = Q K^T and O += P V on the tensor core"),
+            Role("load_k", 5, 1, f"load Q by TMA, and own keys {brought}"),
+            Role("load_v", 6, 1, f"load the peer's keys {brought}"),
+            Role("idle", 7, 1, "complete the warpgroup"),
+        ]
+        if not self.by_tma:
+            roles.append(Role("gather", 8, 4, "copy tiles of keys"))
+        return RolePlan(tuple(roles))
 
     @cached_property
     def edges(self) -> EdgePlan:
         ring: dict[str, Any] = {"signal": Signal.TMA, "release": Signal.UMMA}
-        stage = {"tx_bytes": STAGE_BYTES, **ring}
+        panel, stage = ({"tx_bytes": size, **ring} for size in (PANEL_BYTES, STAGE_BYTES))
+        own, peer = "load_k", "load_v"
+        if not self.by_tma:
+            own = peer = "gather"
+            panel = stage = {"signal": Signal.THREADS, "release": Signal.UMMA}
         q_bytes = self.q_smem_panels * self.tiles.rows * PANEL * 2
         return EdgePlan(
             self.roles,
             (
-                Edge("key", "load_k", "mma", KEY_STAGES, payload="K panel", tx_bytes=PANEL_BYTES,
-                     **ring),
-                Edge("own", "load_k", "mma", OWN_STAGES, payload="own keys and columns", **stage),
-                Edge("peer", "load_v", "mma", PEER_STAGES, payload="the peer's keys", **stage),
+                Edge("key", own, "mma", KEY_STAGES, payload="K panel", **panel),
+                Edge("own", own, "mma", OWN_STAGES, payload="own keys and columns", **stage),
+                Edge("peer", peer, "mma", PEER_STAGES, payload="the peer's keys", **stage),
                 Edge("q", "load_k", "mma", 1, Signal.TMA, "panels of Q", q_bytes,
                      freed_by="exit"),
                 Edge("q_tmem", "softmax", "mma", 1, Signal.THREADS, "panels of Q in tensor memory",
@@ -190,10 +195,9 @@ class Plan100:
     def check(self) -> None:
         """Raise ValueError or NotImplementedError for configs that the kernel does not support."""
         config = self.config
-        if not self.by_tma:
-            raise NotImplementedError(
-                f"record {config.keys.record} of pages of {config.keys.rows} rows"
-            )
+        for keys in config.sources:
+            if keys.form.code:
+                raise NotImplementedError(f"record {keys.record}")
         mail = self.mail
         if not 1 <= self.ctas <= MAX_CLUSTER or not mail.fits:
             raise ValueError(

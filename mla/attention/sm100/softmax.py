@@ -118,7 +118,8 @@ class Softmax:
             wait_for(scope.buffers.exchanged + P_FREE, (number - 1) % 2)
             tmem.order_after_wait()
             self.rescale(scope, lane, factor)
-        self.clear_values(scope, lane, number)
+        if cutlass.const_expr(self.plan.by_tma):
+            self.clear_values(scope, lane, number)
         self.store_weights(scope, lane, words)
         tmem.order_before_signal()
         pipes.p.signal(Int32(0))
@@ -149,7 +150,8 @@ class Softmax:
                 there = bits[key // 32] & Uint32(1 << (key % 32)) != 0
                 scores[key] = scores[key] if there else -Float32.inf
         first = (work.begin + number) * KEYS + work.half * OWN_KEYS
-        keep_columns(scores, lane.end - first)
+        if cutlass.const_expr(plan.by_tma or plan.config.causal):
+            keep_columns(scores, lane.end - first)
 
     @cute.jit
     def rescale(self, scope: Scope, lane: Lane, factor: Float32) -> None:
