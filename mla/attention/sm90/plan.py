@@ -187,3 +187,10 @@ class Plan90:
         self.roles.check()
         self.barriers.check()
         self.smem.check()
+
+
+def make_plan(config: LatentConfig) -> Plan90:
+    """Return the checked plan of a config, by which reports name roles and barriers."""
+    plan = Plan90(config)
+    plan.check()
+    return plan
