@@ -53,6 +53,28 @@ def issue(
 _DESCRIPTOR = (1 << 46) | (128 >> 4 << 32) | (16 >> 4 << 16)
 
 
+# Version 1, swizzle of 128 bytes, 8 rows every 1,024 bytes.
+_SWIZZLED = (2 << 61) | (1 << 46) | (1024 >> 4 << 32) | (16 >> 4 << 16)
+ROW_BYTES = 32  # that a copy brings to each lane, as much of a row as one MMA reads
+
+
+@cute.jit
+def copy_panel(column: cute.Pointer, source: cute.Pointer) -> None:
+    """Start to copy 128 swizzled rows of 128 bytes to tensor memory, row r to lane r of 32 columns;
+    by one elected thread, for the A operand of a single CTA."""
+    start = source.toint()
+    with cute.arch.elect_one():
+        for part in cutlass.range_constexpr(128 // ROW_BYTES):
+            place = Int64(start + part * ROW_BYTES >> 4 & 0x3FFF)
+            cute.arch.inline_ptx(
+                "tcgen05.cp.cta_group::1.128x256b [{$r0}], {$r1};",
+                read_only_args=[
+                    Int32(column.toint()) + part * (ROW_BYTES // 4),
+                    place | Int64(_SWIZZLED),
+                ],
+            )
+
+
 @cute.jit
 def copy_atom(group: cutlass.Constexpr, column: cute.Pointer, source: cute.Pointer) -> None:
     """Start to copy an atom of shared memory to tensor memory, by one elected thread.

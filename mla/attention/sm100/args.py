@@ -40,7 +40,7 @@ class Pipes:
     own: Ring
     peer: Ring
     q: Event
-    q_tmem: Event
+    lent: Event
     s: Ring
     p: Event
     o: Event
@@ -53,7 +53,7 @@ class Buffers:
     q: cute.Pointer  # bf16 [panel][row]
     p: cute.Pointer  # bf16 [own keys, the peer's]
     own: cute.Pointer  # bf16 [stage][panel]
-    peer: cute.Pointer  # bf16 [stage][panel]
+    peer: cute.Pointer  # bf16 [piece][panel]
     key: cute.Pointer  # bf16 [stage], a panel each
     exchanged: Int32  # mbarriers, see `exchange.py`
     maxima: Int32  # fp32 [2][row], of the peer
@@ -70,6 +70,7 @@ class Scope:
 
     q: TmaTensor  # modes (head, column, token, entry)
     k: TmaTensor | None  # modes (row, column, page)
+    pieces: TmaTensor | None  # the same in smaller boxes
     given: KernelArguments
     work: Work
     buffers: Buffers

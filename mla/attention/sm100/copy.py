@@ -8,7 +8,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from kernelkit.device.pipelines import producer_state_at
+from kernelkit.device.pipelines import consumer_state_at, producer_state_at
 from mla.attention.sm90.args import Entries
 from mla.attention.sm90.gather import (
     AT_ONCE,
@@ -35,8 +35,9 @@ from mla.attention.sm100.plan import (
     OWN_STAGES,
     PANEL,
     PANEL_BYTES,
-    PEER_STAGES,
-    STAGE_BYTES,
+    PIECE_BYTES,
+    PIECE_KEYS,
+    PIECES,
     Plan100,
 )
 
@@ -124,34 +125,38 @@ class Copy:
             column = key_column(plan, work.half, panel)
             copy_panel(source_of(scope, which), entries, line, 0, column * 2)
             arrive_after_copies(pipes.key, state.index)
-        state = producer_state_at(OWN_STAGES, number)
-        pipes.own.wait_free(state)
-        self.mark(scope, entries, state.index)
-        line = line_in(scope.buffers.own, state.index * STAGE_BYTES)
-        self.copy_columns(scope, which, entries, line)
-        arrive_after_copies(pipes.own, state.index)
+        if number == 1:
+            pipes.lent.wait(consumer_state_at(1, Int32(0)))
+        begin = work.half * (COLUMNS * 2)
+        for panel in cutlass.range_constexpr(HALF):
+            state = producer_state_at(OWN_STAGES * HALF, number * HALF + panel)
+            pipes.own.wait_free(state)
+            if cutlass.const_expr(panel == 0):
+                self.mark(scope, entries, number % OWN_STAGES)
+            line = line_in(scope.buffers.own, state.index * PANEL_BYTES)
+            column = begin + panel * (PANEL * 2)
+            copy_panel(source_of(scope, which), entries, line, 0, column)
+            arrive_after_copies(pipes.own, state.index)
 
     @cute.jit
     def copy_peer(
         self, scope: Scope, which: cutlass.Constexpr, number: Int32, entries: Entries
     ) -> None:
         """Copy the own columns of the peer's keys of a tile."""
-        ring = scope.pipes.peer
-        state = producer_state_at(PEER_STAGES, number)
-        ring.wait_free(state)
-        line = line_in(scope.buffers.peer, state.index * STAGE_BYTES)
-        self.copy_columns(scope, which, entries, line)
-        arrive_after_copies(ring, state.index)
-
-    @cute.jit
-    def copy_columns(
-        self, scope: Scope, which: cutlass.Constexpr, entries: Entries, line: Int32
-    ) -> None:
-        """Copy the four panels of the own columns."""
-        begin = scope.work.half * (COLUMNS * 2)
-        for panel in cutlass.range_constexpr(HALF):
-            source = source_of(scope, which)
-            copy_panel(source, entries, line, panel, begin + panel * (PANEL * 2))
+        ring, begin = scope.pipes.peer, scope.work.half * (COLUMNS * 2)
+        warp = cute.arch.warp_idx() - self.role.first_warp
+        if number == 0:
+            scope.pipes.lent.wait(consumer_state_at(1, Int32(0)))
+        for piece in cutlass.range_constexpr(PIECES):
+            ring.wait_free(producer_state_at(PIECES, number * PIECES + piece))
+            if warp * WARP_KEYS // PIECE_KEYS == piece:
+                # A piece has the rows of two warps, so its panels are nearer to each other.
+                line = line_in(scope.buffers.peer, piece * (PIECE_BYTES - PIECE_KEYS * LINE_BYTES))
+                for panel in cutlass.range_constexpr(HALF):
+                    at = line + panel * (PIECE_BYTES // HALF)
+                    column = begin + panel * (PANEL * 2)
+                    copy_panel(source_of(scope, which), entries, at, 0, column)
+            arrive_after_copies(ring, Int32(piece))
 
     @cute.jit
     def mark(self, scope: Scope, entries: Entries, stage: Int32) -> None:

@@ -26,7 +26,7 @@ from mla.attention.sm100.args import Buffers, Pipes, Scope
 from mla.attention.sm100.copy import Copy
 from mla.attention.sm100.exchange import open_exchange
 from mla.attention.sm100.finish import mailbox_of
-from mla.attention.sm100.load import LoadK, LoadV, k_box, q_box
+from mla.attention.sm100.load import LoadK, LoadV, k_box, piece_box, q_box, q_panel
 from mla.attention.sm100.mma import Mma
 from mla.attention.sm100.plan import PANEL, ROWS, Plan100
 from mla.attention.sm100.softmax import Softmax
@@ -54,12 +54,15 @@ class LatentSm100:
     def __call__(self, given: KernelArguments, stream: CUstream) -> None:
         """Launch one cluster, or `parts` of them, for each entry and tile of rows."""
         plan = self.plan
-        fetch = cpasync.CopyBulkTensorTileG2SOp()
-        q = describe(fetch, reorder(given.q, ROWS_FIRST), q_box(plan))
-        k = None
+        fetch = fetch_q = cpasync.CopyBulkTensorTileG2SOp()
+        if cutlass.const_expr(self.config.cluster > 1):
+            fetch_q = cpasync.CopyBulkTensorTileG2SMulticastOp()
+        q = describe(fetch_q, reorder(given.q, ROWS_FIRST), q_box(plan))
+        k = pieces = None
         if cutlass.const_expr(plan.by_tma):
-            k = describe(fetch, reorder(given.keys.store, (1, 2, 0)), k_box(plan))
-        self.kernel(q, k, given).launch(
+            store = reorder(given.keys.store, (1, 2, 0))
+            k, pieces = (describe(fetch, store, box(plan)) for box in (k_box, piece_box))
+        self.kernel(q, k, pieces, given).launch(
             grid=(plan.ctas * given.parts * plan.tiles.count * given.q.shape[0], 1, 1),
             block=(plan.roles.threads, 1, 1),
             cluster=(plan.ctas, 1, 1),
@@ -68,7 +71,13 @@ class LatentSm100:
         )
 
     @cute.kernel
-    def kernel(self, q: TmaTensor, k: TmaTensor | None, given: KernelArguments) -> None:
+    def kernel(
+        self,
+        q: TmaTensor,
+        k: TmaTensor | None,
+        pieces: TmaTensor | None,
+        given: KernelArguments,
+    ) -> None:
         """Run a CTA, see `walk.py` for its work."""
         plan = self.plan
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -78,7 +87,7 @@ class LatentSm100:
         if cutlass.const_expr(self.config.pdl):
             cute.arch.griddepcontrol_wait()
         work = locate(plan, given)
-        self.clear_rows(smem)
+        self.clear_rows(self.buffers(smem))
         thread, _, _ = cute.arch.thread_idx()
         if thread == 0:
             open_exchange(smem.toint() + plan.smem.offsets()["exchanged"][0])
@@ -93,7 +102,7 @@ class LatentSm100:
         cute.arch.sync_threads()
         cute.arch.cluster_wait()
         order_after_wait()
-        scope = Scope(q, k, given, work, self.buffers(smem), pipes)
+        scope = Scope(q, k, pieces, given, work, self.buffers(smem), pipes)
         if warp <= self.softmax.role.last_warp:
             self.softmax.run(scope)
         elif warp == self.mma.role.first_warp:
@@ -120,20 +129,16 @@ class LatentSm100:
             cute.arch.dealloc_tmem(pointer, plan.tmem.allocated)
 
     @cute.jit
-    def clear_rows(self, smem: cute.Pointer) -> None:
+    def clear_rows(self, buffers: Buffers) -> None:
         """Zero the rows of Q that no head has: their products go nowhere, but memory is read."""
         plan = self.plan
         if cutlass.const_expr(plan.tiles.rows < ROWS):
             thread, _, _ = cute.arch.thread_idx()
-            missing = ROWS - plan.tiles.rows
-            zero = (Uint32(0),) * 4
-            start = smem.toint() + plan.smem.offsets()["sQ"][0] + plan.tiles.rows * PANEL * 2
-            units = plan.q_smem_panels * missing * (PANEL // 8)
-            for turn in cutlass.range_constexpr(-(-units // plan.roles.threads)):
-                unit = turn * plan.roles.threads + thread
-                panel, rest = unit // (missing * 8), unit % (missing * 8)
-                if unit < units:
-                    store(start + panel * (ROWS * PANEL * 2) + rest * 16, Uint32, zero)
+            zero, units = (Uint32(0),) * 4, (ROWS - plan.tiles.rows) * (PANEL // 8)
+            for panel in cutlass.range_constexpr(plan.panels):
+                start = q_panel(plan, buffers, panel).toint() + plan.tiles.rows * PANEL * 2
+                for unit in cutlass.range(thread, units, plan.roles.threads, unroll=1):
+                    store(start + unit * 16, Uint32, zero)
             cute.arch.fence_proxy("async.shared", space="cta")
 
     def buffers(self, smem: cute.Pointer) -> Buffers:

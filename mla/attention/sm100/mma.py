@@ -15,9 +15,11 @@ from cutlass.utils import blackwell_helpers as sm100
 
 from kernelkit.device import tmem
 from kernelkit.device.pipelines import Ring, consumer_state_at, producer_state_at
-from kernelkit.device.umma import accumulator, issue, shared
+from kernelkit.device.umma import accumulator, copy_panel, issue, shared
 from mla.attention.sm100.args import Scope
 from mla.attention.sm100.exchange import expect_weights, free_weights
+from mla.attention.sm100.finish import mailbox_of
+from mla.attention.sm100.load import q_panel
 from mla.attention.sm100.plan import (
     COLUMNS,
     HALF,
@@ -26,7 +28,8 @@ from mla.attention.sm100.plan import (
     OWN_STAGES,
     PAIR,
     PANEL,
-    PEER_STAGES,
+    PIECE_KEYS,
+    PIECES,
     Q_TMEM_COLUMNS,
     Q_TMEM_PANELS,
     ROWS,
@@ -36,6 +39,7 @@ from mla.attention.sm100.plan import (
 K, MN = OperandMajorMode.K, OperandMajorMode.MN
 QK_TILE = (ROWS, OWN_KEYS, PANEL)  # of one panel
 PV_TILE = (ROWS, COLUMNS, OWN_KEYS)  # of 64 keys
+STEPS = OWN_KEYS // 16  # of 64 keys
 ONE = tcgen05.CtaGroup.ONE
 
 
@@ -62,10 +66,10 @@ def panels_as_k(mma: cute.TiledMma, pointer: cute.Pointer, panels: int) -> cute.
     return mma.make_fragment_B(shared(pointer, layout))
 
 
-def stages_as_v(pointer: cute.Pointer, stages: int) -> cute.Tensor:
-    """Return stages of 64 keys and 256 columns as the B operand of P V, (MMA, 1, 4, stage)."""
+def as_v(pointer: cute.Pointer, keys: int, stages: int) -> cute.Tensor:
+    """Return stages of own columns as the B operand of P V, (MMA, 1, keys / 16, stage)."""
     mma = pv_mma()
-    layout = sm100.make_smem_layout_b(mma, PV_TILE, BFloat16, stages)
+    layout = sm100.make_smem_layout_b(mma, (ROWS, COLUMNS, keys), BFloat16, stages)
     return mma.make_fragment_B(shared(pointer, layout))
 
 
@@ -89,15 +93,27 @@ class Mma:
     def run(self, scope: Scope) -> None:
         """Whole life of the warp."""
         pipes, count = scope.pipes, scope.work.count
+        if mailbox_of(self.plan, scope.work, scope.buffers).senders > 0:
+            pipes.q.wait(consumer_state_at(1, Int32(0)))  # it comes even to a CTA without keys
         if count > 0:
-            pipes.q.wait(consumer_state_at(1, Int32(0)))
-            pipes.q_tmem.wait(consumer_state_at(1, Int32(0)))
-            tmem.order_after_wait()
+            self.bring_q(scope)
         for number in cutlass.range(count + 1, unroll=1):
             if number < count:
                 self.multiply_keys(scope, number)
             if number > 0 and count > 0:
                 self.add_values(scope, number - 1)
+
+    @cute.jit
+    def bring_q(self, scope: Scope) -> None:
+        """Copy panels of Q to tensor memory. Products that are issued later find them there."""
+        plan, buffers = self.plan, scope.buffers
+        for panel in cutlass.range_constexpr(plan.panels):
+            behind = panel >= plan.key_panels
+            number = panel - plan.q_smem_panels if behind else panel
+            if cutlass.const_expr(behind or panel < plan.key_panels - plan.q_smem_panels):
+                column = plan.tmem["Q"].begin + number * Q_TMEM_COLUMNS
+                copy_panel(buffers.tmem + column, q_panel(plan, buffers, panel))
+        scope.pipes.lent.signal(Int32(0))
 
     @cute.jit
     def wait_for(self, ring: Ring, state: PipelineState) -> None:
@@ -126,46 +142,45 @@ class Mma:
             tK = panels_as_k(mma, buffers.key, KEY_STAGES)[None, None, None, state.index]
             issue(mma, tS, tQ, tK, Boolean(panel > 0))
             pipes.key.release(state.index)
-        state = consumer_state_at(OWN_STAGES, number)
-        self.wait_for(pipes.own, state)
         for panel in cutlass.range_constexpr(HALF):
+            state = consumer_state_at(OWN_STAGES * HALF, number * HALF + panel)
+            self.wait_for(pipes.own, state)
             mma = qk_mma(False)
             tS = accumulator(mma, QK_TILE, buffers.tmem, plan.tmem["S"].begin)
             tQ = q_in_tmem(plan, mma, buffers.tmem)[None, None, None, in_tmem + panel]
             tK = panels_as_k(mma, buffers.own, OWN_STAGES * HALF)
-            tK = tK[None, None, None, state.index * HALF + panel]
+            tK = tK[None, None, None, state.index]
             issue(mma, tS, tQ, tK, Boolean(True))
         pipes.s.signal(Int32(0))
 
     @cute.jit
     def add_values(self, scope: Scope, number: Int32) -> None:
         """Issue O (+)= P V of a tile: own keys, then the peer's. The first tile overwrites O."""
-        pipes = scope.pipes
-        own = consumer_state_at(OWN_STAGES, number)
-        peer = consumer_state_at(PEER_STAGES, number)
+        pipes, stage = scope.pipes, number % OWN_STAGES
         pipes.p.wait(consumer_state_at(1, number))
         tmem.order_after_wait()
-        self.add_keys(scope, 0, stages_as_v(scope.buffers.own, OWN_STAGES), own.index, number > 0)
-        pipes.own.release(own.index)
-        self.wait_for(pipes.peer, peer)
+        values = as_v(scope.buffers.own, OWN_KEYS, OWN_STAGES)[None, None, None, stage]
+        self.add_keys(scope, values, 0, number > 0)
+        for panel in cutlass.range_constexpr(HALF):
+            pipes.own.release(stage * HALF + panel)
         expect_weights(scope, number)
-        values = stages_as_v(scope.buffers.peer, PEER_STAGES)
-        self.add_keys(scope, 1, values, peer.index, Boolean(True))
-        pipes.peer.release(peer.index)
+        for piece in cutlass.range_constexpr(PIECES):
+            self.wait_for(pipes.peer, consumer_state_at(PIECES, number * PIECES + piece))
+            values = as_v(scope.buffers.peer, PIECE_KEYS, PIECES)[None, None, None, piece]
+            self.add_keys(scope, values, STEPS + piece * (STEPS // PIECES), Boolean(True))
+            pipes.peer.release(Int32(piece))
         pipes.o.signal(Int32(0))
         free_weights(scope)
 
     @cute.jit
     def add_keys(
-        self,
-        scope: Scope,
-        weights: cutlass.Constexpr,
-        values: cute.Tensor,
-        stage: Int32,
-        accumulate: Boolean,
+        self, scope: Scope, values: cute.Tensor, first: cutlass.Constexpr, accumulate: Boolean
     ) -> None:
-        """Issue O (+)= P V over 64 keys. weights: 0 for P of own keys, 1 for the peer's."""
+        """Issue O (+)= P V over some keys. first: step of 16 keys, among those of both halves."""
         mma = pv_mma()
         tO = accumulator(mma, PV_TILE, scope.buffers.tmem, self.plan.tmem["O"].begin)
-        tP = panels_as_a(mma, scope.buffers.p, PAIR)[None, None, None, weights]
-        issue(mma, tO, tP, values[None, None, None, stage], accumulate)
+        weights = panels_as_a(mma, scope.buffers.p, PAIR)[None, None, None, first // STEPS]
+        for step in cutlass.range_constexpr(cute.size(values, mode=[2])):
+            mma.set(tcgen05.Field.ACCUMULATE, accumulate if step == 0 else True)
+            block = first % STEPS + step
+            cute.gemm(mma, tO, weights[None, None, block], values[None, None, step], tO)

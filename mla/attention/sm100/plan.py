@@ -10,7 +10,8 @@ CTAs exchange maxima and weights, and each needs
 
 With 17 panels of 64 keys the operands of Q K^T of a tile and of P V of the tile before fit in
 shared memory at the same time. Six panels of Q are in tensor memory for that, the others in shared
-memory.
+memory. On their way they take the place of P, of the peer's keys, and of the second tile's own
+columns, which are all needed later.
 """
 
 from __future__ import annotations
@@ -39,12 +40,15 @@ PANEL = 64  # columns of a panel: 128 bytes
 HALF = COLUMNS // PANEL  # panels of V in a CTA
 PANEL_BYTES = OWN_KEYS * PANEL * 2
 STAGE_BYTES = HALF * PANEL_BYTES  # own columns of 64 keys
-OWN_STAGES, PEER_STAGES, KEY_STAGES = 2, 1, 6
+OWN_STAGES, KEY_STAGES = 2, 6
+PIECES = 2  # of the peer's keys of a tile, which become free one after the other
+PIECE_KEYS = OWN_KEYS // PIECES
+PIECE_BYTES = STAGE_BYTES // PIECES
 Q_PANEL_BYTES = ROWS * PANEL * 2
 Q_TMEM_PANELS = 6
 Q_TMEM_COLUMNS = PANEL // 2  # of tensor memory, a panel
 P_BYTES = ROWS * OWN_KEYS * 2  # weights of 64 keys
-KEY_BYTES = (OWN_STAGES + PEER_STAGES) * STAGE_BYTES + KEY_STAGES * PANEL_BYTES
+KEY_BYTES = (OWN_STAGES + 1) * STAGE_BYTES + KEY_STAGES * PANEL_BYTES
 
 
 @dataclass(frozen=True)
@@ -88,8 +92,13 @@ class Plan100:
 
     @cached_property
     def box_rows(self) -> int:
-        """Keys of a TMA box."""
+        """Keys of a TMA box of own keys."""
         return min(self.config.keys.rows, OWN_KEYS)
+
+    @cached_property
+    def piece_box_rows(self) -> int:
+        """Keys of a TMA box of the peer's keys."""
+        return min(self.config.keys.rows, PIECE_KEYS)
 
     @cached_property
     def mail(self) -> MailPlan:
@@ -119,8 +128,8 @@ class Plan100:
     def roles(self) -> RolePlan:
         brought = "by TMA" if self.by_tma else "if TMA can bring them"
         roles = [
-            Role("softmax", 0, 4, "Q to tensor memory, S -> P, rescale and store O"),
-            Role("mma", 4, 1, "S = Q K^T and O += P V on the tensor core"),
+            Role("softmax", 0, 4, "S -> P, rescale and store O"),
+            Role("mma", 4, 1, "Q to tensor memory, S = Q K^T and O += P V on the tensor core"),
             Role("load_k", 5, 1, f"load Q by TMA, and own keys {brought}"),
             Role("load_v", 6, 1, f"load the peer's keys {brought}"),
             Role("idle", 7, 1, "complete the warpgroup"),
@@ -132,21 +141,21 @@ class Plan100:
     @cached_property
     def edges(self) -> EdgePlan:
         ring: dict[str, Any] = {"signal": Signal.TMA, "release": Signal.UMMA}
-        panel, stage = ({"tx_bytes": size, **ring} for size in (PANEL_BYTES, STAGE_BYTES))
+        panel, piece = ({"tx_bytes": size, **ring} for size in (PANEL_BYTES, PIECE_BYTES))
         own, peer = "load_k", "load_v"
         if not self.by_tma:
             own = peer = "gather"
-            panel = stage = {"signal": Signal.THREADS, "release": Signal.UMMA}
-        q_bytes = self.q_smem_panels * self.tiles.rows * PANEL * 2
+            panel = piece = {"signal": Signal.THREADS, "release": Signal.UMMA}
+        q_bytes = self.panels * self.tiles.rows * PANEL * 2
         return EdgePlan(
             self.roles,
             (
                 Edge("key", own, "mma", KEY_STAGES, payload="K panel", **panel),
-                Edge("own", own, "mma", OWN_STAGES, payload="own keys and columns", **stage),
-                Edge("peer", peer, "mma", PEER_STAGES, payload="the peer's keys", **stage),
+                Edge("own", own, "mma", OWN_STAGES * HALF, payload="panel of own columns", **panel),
+                Edge("peer", peer, "mma", PIECES, payload="the peer's keys", **piece),
                 Edge("q", "load_k", "mma", 1, Signal.TMA, "panels of Q", q_bytes,
                      freed_by="exit"),
-                Edge("q_tmem", "softmax", "mma", 1, Signal.THREADS, "panels of Q in tensor memory",
+                Edge("lent", "mma", "load_k", 1, Signal.UMMA, "buffers that Q has left",
                      freed_by="exit"),
                 Edge("s", "mma", "softmax", 1, Signal.UMMA, "S", release=Signal.THREADS),
                 Edge("p", "softmax", "mma", 1, Signal.THREADS, "P of own keys", freed_by="o"),
@@ -174,7 +183,7 @@ class Plan100:
                 SmemBuffer("sQ", Q_PANEL_BYTES, self.q_smem_panels),
                 SmemBuffer("sP", P_BYTES, PAIR),
                 SmemBuffer("sOwn", STAGE_BYTES, OWN_STAGES),
-                SmemBuffer("sPeer", STAGE_BYTES, PEER_STAGES),
+                SmemBuffer("sPeer", PIECE_BYTES, PIECES),
                 SmemBuffer("sKey", PANEL_BYTES, KEY_STAGES),
                 SmemBuffer("mail", KEY_BYTES, over="sOwn"),
             )
@@ -211,3 +220,10 @@ class Plan100:
         self.barriers.check()
         self.smem.check()
         self.tmem.check()
+
+
+def make_plan(config: LatentConfig) -> Plan100:
+    """Return the checked plan of a config, by which reports name roles and barriers."""
+    plan = Plan100(config)
+    plan.check()
+    return plan

@@ -1,6 +1,6 @@
 """Softmax role: four warps, a query row a thread (device code).
 
-They bring panels of Q to tensor memory. Then for each tile: read S of the own keys, find the row's
+For each tile: read S of the own keys, find the row's
 maximum over the keys of both CTAs, weigh, and once O is at rest rescale it, store P and send it to
 the peer. A maximum is replaced only when it has grown by more than LAG_LOG2, since O must then be
 rescaled.
@@ -19,7 +19,7 @@ from mla.attention.shared.collect import key_scale
 from mla.attention.sm100.args import Lane, Scope, Sums
 from mla.attention.sm100.exchange import P_FREE, joint, send_weights, wait_for
 from mla.attention.sm100.finish import finish
-from mla.attention.sm100.load import PANEL_ITEMS, STAGE_ITEMS
+from mla.attention.sm100.load import PANEL_ITEMS, PIECE_ITEMS, STAGE_ITEMS
 from mla.attention.sm100.plan import (
     COLUMNS,
     HALF,
@@ -27,9 +27,8 @@ from mla.attention.sm100.plan import (
     OWN_KEYS,
     OWN_STAGES,
     PANEL,
-    PEER_STAGES,
-    Q_TMEM_COLUMNS,
-    Q_TMEM_PANELS,
+    PIECE_KEYS,
+    PIECES,
     Plan100,
 )
 from mla.attention.sm100.walk import lane_of
@@ -53,8 +52,6 @@ class Softmax:
         plan, count = self.plan, scope.work.count
         lane = lane_of(plan, scope.work)
         top, total = -Float32.inf, Float32(0.0)
-        if count > 0:
-            self.bring_q(scope, lane)
         for number in cutlass.range(count, unroll=1):
             top, total = self.weigh(scope, lane, number, top, total)
         if count > 0:
@@ -64,32 +61,6 @@ class Softmax:
             wait_for(scope.buffers.exchanged + P_FREE, (count - 1) % 2)
             tmem.order_after_wait()
         finish(plan, scope, lane, Sums(top, total))
-
-    @cute.jit
-    def bring_q(self, scope: Scope, lane: Lane) -> None:
-        """Copy six panels of the row of Q to tensor memory: two of the peer's columns, then the
-        own ones. Rows without a head are zeros."""
-        work = scope.work
-        words = cute.make_rmem_tensor(Q_TMEM_COLUMNS, Uint32)
-        token = cutlass.min(lane.token, self.plan.config.tokens - 1)
-        head = cutlass.min(lane.head, self.plan.config.heads - 1)
-        row = scope.given.q[work.entry, token, head, None]
-        start = cute.recast_ptr(row.iterator, dtype=Uint32)
-        others = Q_TMEM_PANELS - HALF
-        for panel in cutlass.range_constexpr(Q_TMEM_PANELS):
-            column = work.half * COLUMNS + (panel - others) * PANEL
-            if cutlass.const_expr(panel < others):
-                column = (1 - work.half) * COLUMNS + panel * PANEL
-            source = (start + column // 2).align(16)
-            cute.autovec_copy(cute.make_tensor(source, cute.make_layout(PANEL // 2)), words)
-            if not lane.real:
-                words.fill(0)
-            begin = self.plan.tmem["Q"].begin + panel * Q_TMEM_COLUMNS
-            tile = tmem.tile_at(scope.buffers.tmem, begin, Q_TMEM_COLUMNS)
-            tmem.store_row(cute.recast_tensor(words, Float32), tile, lane.row)
-        tmem.wait_stores()
-        tmem.order_before_signal()
-        scope.pipes.q_tmem.signal(Int32(0))
 
     @cute.jit
     def weigh(
@@ -139,12 +110,11 @@ class Softmax:
         tmem.order_before_signal()
         scope.pipes.s.release(Int32(0))
         # Not only through the tensor core: this makes the bits of valid keys visible.
-        state = consumer_state_at(OWN_STAGES, number)
-        scope.pipes.own.wait(state)
+        scope.pipes.own.wait(consumer_state_at(OWN_STAGES * HALF, number * HALF))
         scale = scope.given.scale_log2 * key_scale(plan.config, scope.given)
         for key in cutlass.range_constexpr(OWN_KEYS):
             scores[key] = scores[key] * scale
-        bits = load(scope.buffers.valid + state.index * 8, Uint32, 2)
+        bits = load(scope.buffers.valid + number % OWN_STAGES * 8, Uint32, 2)
         if bits[0] & bits[1] != Uint32(EVERY_BIT):
             for key in cutlass.range_constexpr(OWN_KEYS):
                 there = bits[key // 32] & Uint32(1 << (key % 32)) != 0
@@ -186,17 +156,19 @@ class Softmax:
         if begin + KEYS > work.keys:
             peer = lane.row // OWN_KEYS
             row, half = lane.row % OWN_KEYS, work.half ^ peer
-            scope.pipes.peer.wait(consumer_state_at(PEER_STAGES, number))
-            start = buffers.own + number % OWN_STAGES * STAGE_ITEMS
+            for piece in cutlass.range_constexpr(PIECES):
+                state = consumer_state_at(PIECES, number * PIECES + piece)
+                scope.pipes.peer.wait(state)
+            start = buffers.own + (number % OWN_STAGES * STAGE_ITEMS + row * PANEL)
+            line = Int32(PANEL_ITEMS)  # between those of a key in neighbouring panels
             if peer == 1:
-                start = buffers.peer + number % PEER_STAGES * STAGE_ITEMS
+                inside = row // PIECE_KEYS * PIECE_ITEMS + row % PIECE_KEYS * PANEL
+                start, line = buffers.peer + inside, Int32(PIECE_ITEMS // HALF)
             if begin + half * OWN_KEYS + row >= work.keys:
                 zeros = cute.make_rmem_tensor(PANEL, BFloat16)
                 zeros.fill(0.0)
                 for panel in cutlass.range_constexpr(HALF):
                     # A line of zeros needs no swizzle: it stays within the line.
-                    place = start + panel * PANEL_ITEMS + row * PANEL
-                    cute.autovec_copy(
-                        zeros, cute.make_tensor(place.align(16), cute.make_layout(PANEL))
-                    )
+                    place = (start + panel * line).align(16)
+                    cute.autovec_copy(zeros, cute.make_tensor(place, cute.make_layout(PANEL)))
             cute.arch.fence_proxy("async.shared", space="cta")
