@@ -52,12 +52,12 @@ class Buffers:
 
     q: cute.Pointer  # bf16 [panel][row]
     p: cute.Pointer  # bf16 [own keys, the peer's]
-    own: cute.Pointer  # bf16 [stage][panel]
+    own: cute.Pointer  # bf16 [tile][panel]
     peer: cute.Pointer  # bf16 [piece][panel]
-    key: cute.Pointer  # bf16 [stage], a panel each
+    key: cute.Pointer  # bf16 [stage], two panels each
     exchanged: Int32  # mbarriers, see `exchange.py`
     maxima: Int32  # fp32 [2][row], of the peer
-    valid: Int32  # a bit for each own key of a stage, 64 for each
+    valid: Int32  # a bit for each own key of a tile, 64 for each of two
     mail: Int32  # rows that others sent
     sent: Int32  # rows to send
     mail_full: Int32

@@ -28,11 +28,14 @@ from mla.attention.sm100.args import Scope
 from mla.attention.sm100.load import key_column
 from mla.attention.sm100.plan import (
     COLUMNS,
+    GROUP,
     HALF,
     KEY_STAGES,
     KEYS,
+    OWN_GROUPS,
     OWN_KEYS,
     OWN_STAGES,
+    OWN_TILES,
     PANEL,
     PANEL_BYTES,
     PIECE_BYTES,
@@ -118,25 +121,29 @@ class Copy:
     ) -> None:
         """Copy the own keys of a tile: panels outside the own columns, then the own columns."""
         plan, pipes, work = self.plan, scope.pipes, scope.work
-        for panel in cutlass.range_constexpr(plan.key_panels):
-            state = producer_state_at(KEY_STAGES, number * plan.key_panels + panel)
+        for group in cutlass.range_constexpr(len(plan.key_groups)):
+            state = producer_state_at(KEY_STAGES, number * len(plan.key_groups) + group)
             pipes.key.wait_free(state)
-            line = line_in(scope.buffers.key, state.index * PANEL_BYTES)
-            column = key_column(plan, work.half, panel)
-            copy_panel(source_of(scope, which), entries, line, 0, column * 2)
+            for panel in plan.key_groups[group]:
+                place = state.index * GROUP + panel % GROUP
+                line = line_in(scope.buffers.key, place * PANEL_BYTES)
+                column = key_column(plan, work.half, panel)
+                copy_panel(source_of(scope, which), entries, line, 0, column * 2)
             arrive_after_copies(pipes.key, state.index)
         if number == 1:
             pipes.lent.wait(consumer_state_at(1, Int32(0)))
         begin = work.half * (COLUMNS * 2)
         for panel in cutlass.range_constexpr(HALF):
-            state = producer_state_at(OWN_STAGES * HALF, number * HALF + panel)
-            pipes.own.wait_free(state)
+            state = producer_state_at(OWN_STAGES, number * OWN_GROUPS + panel // GROUP)
+            if cutlass.const_expr(panel % GROUP == 0):
+                pipes.own.wait_free(state)
             if cutlass.const_expr(panel == 0):
-                self.mark(scope, entries, number % OWN_STAGES)
-            line = line_in(scope.buffers.own, state.index * PANEL_BYTES)
+                self.mark(scope, entries, number % OWN_TILES)
+            line = line_in(scope.buffers.own, (number % OWN_TILES * HALF + panel) * PANEL_BYTES)
             column = begin + panel * (PANEL * 2)
             copy_panel(source_of(scope, which), entries, line, 0, column)
-            arrive_after_copies(pipes.own, state.index)
+            if cutlass.const_expr(panel % GROUP == GROUP - 1):
+                arrive_after_copies(pipes.own, state.index)
 
     @cute.jit
     def copy_peer(

@@ -17,11 +17,14 @@ from mla.attention.sm100.args import Buffers, Scope
 from mla.attention.sm100.finish import mailbox_of
 from mla.attention.sm100.plan import (
     COLUMNS,
+    GROUP,
     HALF,
     KEY_STAGES,
     KEYS,
+    OWN_GROUPS,
     OWN_KEYS,
     OWN_STAGES,
+    OWN_TILES,
     PAIR,
     PANEL,
     PANEL_BYTES,
@@ -134,21 +137,26 @@ class LoadK:
             now.pages.store(boxes.pages.load())
             first = begin + number * KEYS
             find(plan, scope, box, first + KEYS, boxes)  # while buffers are still in use
-            for panel in cutlass.range_constexpr(plan.key_panels):
-                state = producer_state_at(KEY_STAGES, number * plan.key_panels + panel)
-                pipes.key.acquire(state)
-                target = scope.buffers.key + state.index * PANEL_ITEMS
-                column = key_column(plan, work.half, panel)
-                load_panel(scope, box, now, column, target, pipes.key.barrier(state.index))
+            for group in cutlass.range_constexpr(len(plan.key_groups)):
+                panels = plan.key_groups[group]
+                state = producer_state_at(KEY_STAGES, number * len(plan.key_groups) + group)
+                pipes.key.acquire_bytes(state, len(panels) * PANEL_BYTES)
+                for panel in panels:
+                    place = state.index * GROUP + panel % GROUP
+                    target = scope.buffers.key + place * PANEL_ITEMS
+                    column = key_column(plan, work.half, panel)
+                    load_panel(scope, box, now, column, target, pipes.key.barrier(state.index))
             if number == 1:
                 pipes.lent.wait(consumer_state_at(1, Int32(0)))
             for panel in cutlass.range_constexpr(HALF):
-                state = producer_state_at(OWN_STAGES * HALF, number * HALF + panel)
-                pipes.own.wait_free(state)
-                if cutlass.const_expr(panel == 0):
-                    self.mark(scope, first, now, number % OWN_STAGES)
-                pipes.own.signal(state.index)
-                target = scope.buffers.own + state.index * PANEL_ITEMS
+                state = producer_state_at(OWN_STAGES, number * OWN_GROUPS + panel // GROUP)
+                if cutlass.const_expr(panel % GROUP == 0):
+                    pipes.own.wait_free(state)
+                    if cutlass.const_expr(panel == 0):
+                        self.mark(scope, first, now, number % OWN_TILES)
+                    pipes.own.signal(state.index)
+                place = number % OWN_TILES * HALF + panel
+                target = scope.buffers.own + place * PANEL_ITEMS
                 column = work.half * COLUMNS + panel * PANEL
                 load_panel(scope, box, now, column, target, pipes.own.barrier(state.index))
 

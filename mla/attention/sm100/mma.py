@@ -22,10 +22,13 @@ from mla.attention.sm100.finish import mailbox_of
 from mla.attention.sm100.load import q_panel
 from mla.attention.sm100.plan import (
     COLUMNS,
+    GROUP,
     HALF,
     KEY_STAGES,
+    OWN_GROUPS,
     OWN_KEYS,
     OWN_STAGES,
+    OWN_TILES,
     PAIR,
     PANEL,
     PIECE_KEYS,
@@ -132,37 +135,42 @@ class Mma:
         for panel in cutlass.range_constexpr(plan.key_panels):
             mma = qk_mma(panel >= in_tmem)
             tS = accumulator(mma, QK_TILE, buffers.tmem, plan.tmem["S"].begin)
-            state = consumer_state_at(KEY_STAGES, number * plan.key_panels + panel)
-            self.wait_for(pipes.key, state)
+            group = panel // GROUP
+            state = consumer_state_at(KEY_STAGES, number * len(plan.key_groups) + group)
+            if cutlass.const_expr(panel % GROUP == 0):
+                self.wait_for(pipes.key, state)
             if cutlass.const_expr(panel < in_tmem):
                 tQ = q_in_tmem(plan, mma, buffers.tmem)[None, None, None, panel]
             else:
                 tQ = panels_as_a(mma, buffers.q, plan.q_smem_panels)
                 tQ = tQ[None, None, None, panel - in_tmem]
-            tK = panels_as_k(mma, buffers.key, KEY_STAGES)[None, None, None, state.index]
+            tK = panels_as_k(mma, buffers.key, KEY_STAGES * GROUP)
+            tK = tK[None, None, None, state.index * GROUP + panel % GROUP]
             issue(mma, tS, tQ, tK, Boolean(panel > 0))
-            pipes.key.release(state.index)
+            if cutlass.const_expr(panel == plan.key_groups[group][-1]):
+                pipes.key.release(state.index)
         for panel in cutlass.range_constexpr(HALF):
-            state = consumer_state_at(OWN_STAGES * HALF, number * HALF + panel)
-            self.wait_for(pipes.own, state)
+            if cutlass.const_expr(panel % GROUP == 0):
+                state = consumer_state_at(OWN_STAGES, number * OWN_GROUPS + panel // GROUP)
+                self.wait_for(pipes.own, state)
             mma = qk_mma(False)
             tS = accumulator(mma, QK_TILE, buffers.tmem, plan.tmem["S"].begin)
             tQ = q_in_tmem(plan, mma, buffers.tmem)[None, None, None, in_tmem + panel]
-            tK = panels_as_k(mma, buffers.own, OWN_STAGES * HALF)
-            tK = tK[None, None, None, state.index]
+            tK = panels_as_k(mma, buffers.own, OWN_TILES * HALF)
+            tK = tK[None, None, None, number % OWN_TILES * HALF + panel]
             issue(mma, tS, tQ, tK, Boolean(True))
         pipes.s.signal(Int32(0))
 
     @cute.jit
     def add_values(self, scope: Scope, number: Int32) -> None:
         """Issue O (+)= P V of a tile: own keys, then the peer's. The first tile overwrites O."""
-        pipes, stage = scope.pipes, number % OWN_STAGES
+        pipes, tile = scope.pipes, number % OWN_TILES
         pipes.p.wait(consumer_state_at(1, number))
         tmem.order_after_wait()
-        values = as_v(scope.buffers.own, OWN_KEYS, OWN_STAGES)[None, None, None, stage]
+        values = as_v(scope.buffers.own, OWN_KEYS, OWN_TILES)[None, None, None, tile]
         self.add_keys(scope, values, 0, number > 0)
-        for panel in cutlass.range_constexpr(HALF):
-            pipes.own.release(stage * HALF + panel)
+        for group in cutlass.range_constexpr(OWN_GROUPS):
+            pipes.own.release(tile * OWN_GROUPS + group)
         expect_weights(scope, number)
         for piece in cutlass.range_constexpr(PIECES):
             self.wait_for(pipes.peer, consumer_state_at(PIECES, number * PIECES + piece))

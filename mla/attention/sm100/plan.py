@@ -40,7 +40,10 @@ PANEL = 64  # columns of a panel: 128 bytes
 HALF = COLUMNS // PANEL  # panels of V in a CTA
 PANEL_BYTES = OWN_KEYS * PANEL * 2
 STAGE_BYTES = HALF * PANEL_BYTES  # own columns of 64 keys
-OWN_STAGES, KEY_STAGES = 2, 6
+GROUP = 2  # panels that a barrier announces: the tensor core takes as long as a wait and its issue
+GROUP_BYTES = GROUP * PANEL_BYTES
+OWN_TILES, OWN_GROUPS = 2, HALF // GROUP
+OWN_STAGES, KEY_STAGES = OWN_TILES * OWN_GROUPS, 3
 PIECES = 2  # of the peer's keys of a tile, which become free one after the other
 PIECE_KEYS = OWN_KEYS // PIECES
 PIECE_BYTES = STAGE_BYTES // PIECES
@@ -48,7 +51,7 @@ Q_PANEL_BYTES = ROWS * PANEL * 2
 Q_TMEM_PANELS = 6
 Q_TMEM_COLUMNS = PANEL // 2  # of tensor memory, a panel
 P_BYTES = ROWS * OWN_KEYS * 2  # weights of 64 keys
-KEY_BYTES = (OWN_STAGES + 1) * STAGE_BYTES + KEY_STAGES * PANEL_BYTES
+KEY_BYTES = (OWN_TILES + 1) * STAGE_BYTES + KEY_STAGES * GROUP_BYTES
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,14 @@ class Plan100:
     def key_panels(self) -> int:
         """Panels of K outside the CTA's own columns: the peer's, then that of RoPE."""
         return self.panels - HALF
+
+    @cached_property
+    def key_groups(self) -> tuple[range, ...]:
+        """Panels outside the own columns, by barriers."""
+        return tuple(
+            range(first, min(first + GROUP, self.key_panels))
+            for first in range(0, self.key_panels, GROUP)
+        )
 
     @cached_property
     def q_smem_panels(self) -> int:
@@ -141,17 +152,17 @@ class Plan100:
     @cached_property
     def edges(self) -> EdgePlan:
         ring: dict[str, Any] = {"signal": Signal.TMA, "release": Signal.UMMA}
-        panel, piece = ({"tx_bytes": size, **ring} for size in (PANEL_BYTES, PIECE_BYTES))
+        group, piece = ({"tx_bytes": size, **ring} for size in (GROUP_BYTES, PIECE_BYTES))
         own, peer = "load_k", "load_v"
         if not self.by_tma:
             own = peer = "gather"
-            panel = piece = {"signal": Signal.THREADS, "release": Signal.UMMA}
+            group = piece = {"signal": Signal.THREADS, "release": Signal.UMMA}
         q_bytes = self.panels * self.tiles.rows * PANEL * 2
         return EdgePlan(
             self.roles,
             (
-                Edge("key", own, "mma", KEY_STAGES, payload="K panel", **panel),
-                Edge("own", own, "mma", OWN_STAGES * HALF, payload="panel of own columns", **panel),
+                Edge("key", own, "mma", KEY_STAGES, payload="panels of K", **group),
+                Edge("own", own, "mma", OWN_STAGES, payload="panels of own columns", **group),
                 Edge("peer", peer, "mma", PIECES, payload="the peer's keys", **piece),
                 Edge("q", "load_k", "mma", 1, Signal.TMA, "panels of Q", q_bytes,
                      freed_by="exit"),
@@ -178,13 +189,13 @@ class Plan100:
                 SmemBuffer("exchanged", 8 * 4, align=8),  # p_full, p_free, maxima_full[2]
                 SmemBuffer("mail_full", 16, align=16),
                 SmemBuffer("tmem_base", 4, align=4),
-                SmemBuffer("valid", 8 * OWN_STAGES, align=16),
+                SmemBuffer("valid", 8 * OWN_TILES, align=16),
                 SmemBuffer("maxima", 4 * ROWS * 2, align=16),
                 SmemBuffer("sQ", Q_PANEL_BYTES, self.q_smem_panels),
                 SmemBuffer("sP", P_BYTES, PAIR),
-                SmemBuffer("sOwn", STAGE_BYTES, OWN_STAGES),
+                SmemBuffer("sOwn", GROUP_BYTES, OWN_STAGES),
                 SmemBuffer("sPeer", PIECE_BYTES, PIECES),
-                SmemBuffer("sKey", PANEL_BYTES, KEY_STAGES),
+                SmemBuffer("sKey", GROUP_BYTES, KEY_STAGES),
                 SmemBuffer("mail", KEY_BYTES, over="sOwn"),
             )
         )

@@ -11,7 +11,15 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Uint32
 
 from kernelkit.device import tmem
-from kernelkit.device.online_softmax import finite, keep_columns
+from kernelkit.device.online_softmax import (
+    add,
+    exp2,
+    finite,
+    keep_columns,
+    multiply,
+    row_total,
+    top_score,
+)
 from kernelkit.device.pipelines import consumer_state_at
 from kernelkit.device.shared_words import load, store
 from kernelkit.device.warp_mma import pack
@@ -24,8 +32,10 @@ from mla.attention.sm100.plan import (
     COLUMNS,
     HALF,
     KEYS,
+    OWN_GROUPS,
     OWN_KEYS,
     OWN_STAGES,
+    OWN_TILES,
     PANEL,
     PIECE_KEYS,
     PIECES,
@@ -70,19 +80,16 @@ class Softmax:
         pipes = scope.pipes
         scores = cute.make_rmem_tensor(OWN_KEYS, Float32)
         self.read_scores(scope, lane, number, scores)
-        found = scores[0]
-        for key in cutlass.range_constexpr(1, OWN_KEYS):
-            found = cute.arch.fmax(found, scores[key])
+        found = top_score(scores, -Float32.inf)
         found = cute.arch.fmax(found, joint(scope, lane.row, found, number))
         higher = found if found > top + LAG_LOG2 else top
         factor = cute.math.exp2(top - finite(higher), fastmath=True)
         factor = Float32(1.0) if top == higher else factor
-        base, more = finite(higher), Float32(0.0)
-        words = cute.make_rmem_tensor(OWN_KEYS // 2, Uint32)
+        base, words = finite(higher), cute.make_rmem_tensor(OWN_KEYS // 2, Uint32)
         for word in cutlass.range_constexpr(OWN_KEYS // 2):
-            low = cute.math.exp2(scores[2 * word] - base, fastmath=True)
-            high = cute.math.exp2(scores[2 * word + 1] - base, fastmath=True)
-            more += low + high
+            first = 2 * word
+            low, high = exp2(add((scores[first], scores[first + 1]), -base))
+            scores[first], scores[first + 1] = low, high
             words[word] = pack(low, high, "bf16")
         if number > 0:
             pipes.o.wait(consumer_state_at(1, number - 1))
@@ -95,7 +102,7 @@ class Softmax:
         tmem.order_before_signal()
         pipes.p.signal(Int32(0))
         send_weights(scope)
-        return higher, total * factor + more
+        return higher, row_total(scores, total * factor)
 
     @cute.jit
     def read_scores(self, scope: Scope, lane: Lane, number: Int32, scores: cute.Tensor) -> None:
@@ -110,18 +117,21 @@ class Softmax:
         tmem.order_before_signal()
         scope.pipes.s.release(Int32(0))
         # Not only through the tensor core: this makes the bits of valid keys visible.
-        scope.pipes.own.wait(consumer_state_at(OWN_STAGES * HALF, number * HALF))
+        scope.pipes.own.wait(consumer_state_at(OWN_STAGES, number * OWN_GROUPS))
         scale = scope.given.scale_log2 * key_scale(plan.config, scope.given)
-        for key in cutlass.range_constexpr(OWN_KEYS):
-            scores[key] = scores[key] * scale
-        bits = load(scope.buffers.valid + number % OWN_STAGES * 8, Uint32, 2)
+        for key in cutlass.range_constexpr(0, OWN_KEYS, 2):
+            scores[key], scores[key + 1] = multiply((scores[key], scores[key + 1]), scale)
+        bits = load(scope.buffers.valid + number % OWN_TILES * 8, Uint32, 2)
         if bits[0] & bits[1] != Uint32(EVERY_BIT):
             for key in cutlass.range_constexpr(OWN_KEYS):
                 there = bits[key // 32] & Uint32(1 << (key % 32)) != 0
                 scores[key] = scores[key] if there else -Float32.inf
-        first = (work.begin + number) * KEYS + work.half * OWN_KEYS
+        begin, newer = (work.begin + number) * KEYS, Int32(0)
+        if cutlass.const_expr(plan.config.causal and plan.config.tokens > 1):
+            newer = plan.config.tokens - 1 - work.token
         if cutlass.const_expr(plan.by_tma or plan.config.causal):
-            keep_columns(scores, lane.end - first)
+            if begin + KEYS > work.keys - newer:
+                keep_columns(scores, lane.end - begin - work.half * OWN_KEYS)
 
     @cute.jit
     def rescale(self, scope: Scope, lane: Lane, factor: Float32) -> None:
@@ -159,7 +169,7 @@ class Softmax:
             for piece in cutlass.range_constexpr(PIECES):
                 state = consumer_state_at(PIECES, number * PIECES + piece)
                 scope.pipes.peer.wait(state)
-            start = buffers.own + (number % OWN_STAGES * STAGE_ITEMS + row * PANEL)
+            start = buffers.own + (number % OWN_TILES * STAGE_ITEMS + row * PANEL)
             line = Int32(PANEL_ITEMS)  # between those of a key in neighbouring panels
             if peer == 1:
                 inside = row // PIECE_KEYS * PIECE_ITEMS + row % PIECE_KEYS * PANEL
