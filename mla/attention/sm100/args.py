@@ -12,7 +12,7 @@ from mla.attention.kernel_arguments import KernelArguments
 
 @dataclass(frozen=True)
 class Work:
-    """Query rows and keys of a pair, and the CTA's half of them.
+    """Query rows of a CTA, and the keys of its pair.
 
     Tiles of keys are numbered over the sources, those of `extra` after those of `keys`.
     """
@@ -23,27 +23,28 @@ class Work:
     head: Int32  # first head of the tile
     keys: Int32  # keys of the first source that any row of the entry sees
     extra: Int32  # keys of the second source
-    own_tiles: Int32  # tiles of the first source that a row of this tile sees
+    own_tiles: Int32  # tiles of the first source that a row of the pair sees
     begin: Int32  # first tile of this pair
     count: Int32  # its tiles
     active: Int32  # pairs of all clusters that have tiles
     part: Int32  # cluster
     rank: Int32  # of the pair in its cluster
-    half: Int32  # of the CTA in its pair: which keys of a tile, and which columns of O
+    half: Int32  # of the CTA in its pair
 
 
 @dataclass(frozen=True)
 class Pipes:
     """Edges of the plan."""
 
-    key: Ring
-    own: Ring
-    peer: Ring
+    k: Ring
+    v: Ring
     q: Event
-    lent: Event
     s: Ring
     p: Event
     o: Event
+    marks: Ring
+    landed: Event | None = None
+    cleared: Event | None = None
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,11 @@ class Buffers:
     """Shared memory: pointers of operands, addresses of words; and tensor memory."""
 
     q: cute.Pointer  # bf16 [panel][row]
-    p: cute.Pointer  # bf16 [own keys, the peer's]
-    own: cute.Pointer  # bf16 [tile][panel]
-    peer: cute.Pointer  # bf16 [piece][panel]
-    key: cute.Pointer  # bf16 [stage], two panels each
-    exchanged: Int32  # mbarriers, see `exchange.py`
-    maxima: Int32  # fp32 [2][row], of the peer
-    valid: Int32  # a bit for each own key of a tile, 64 for each of two
+    p: cute.Pointer  # bf16 [key // 64][row]
+    k: cute.Pointer  # bf16 [stage][panel][key]
+    v: cute.Pointer  # bf16 [piece][panel][key]
+    halves: cute.Pointer  # fp32 [turn][lane], see `rows.py`
+    marks: Int32  # a bit for each key of a tile, 128 for each of two
     mail: Int32  # rows that others sent
     sent: Int32  # rows to send
     mail_full: Int32
@@ -70,7 +69,8 @@ class Scope:
 
     q: TmaTensor  # modes (head, column, token, entry)
     k: TmaTensor | None  # modes (row, column, page)
-    pieces: TmaTensor | None  # the same in smaller boxes
+    v: TmaTensor | None  # the same in smaller boxes
+    last_v: TmaTensor | None  # the same, which tell the CTA itself that they have landed
     given: KernelArguments
     work: Work
     buffers: Buffers
@@ -79,13 +79,15 @@ class Scope:
 
 @dataclass(frozen=True)
 class Lane:
-    """Query row of a thread of the softmax: a lane of tensor memory."""
+    """Half a query row of a thread of the softmax: a lane of tensor memory."""
 
-    row: Int32
+    lane: Int32
+    row: Int32  # of the CTA's tile
+    half: Int32  # which half of the columns of a product
     token: Int32
     head: Int32
     real: Boolean  # whether the row has a token and a head
-    end: Int32  # keys of the first source before it are visible
+    end: Int32  # keys of the first source before them are visible
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""End of a CTA: its columns of the rows of O, and their LSE (device code)."""
+"""End of a CTA: rows of O and LSE, from tensor memory or through the mailbox (device code)."""
 
 import cutlass
 import cutlass.cute as cute
@@ -8,10 +8,11 @@ from kernelkit.device import tmem
 from kernelkit.device.barriers import meet
 from kernelkit.device.shared_words import store
 from kernelkit.device.warp_mma import pack
+from mla.attention.formats import LATENT
 from mla.attention.shared.collect import End, angles, collect, factors_of
 from mla.attention.shared.mailbox import Mailbox, send, senders_of
 from mla.attention.sm100.args import Buffers, Lane, Scope, Sums, Work
-from mla.attention.sm100.plan import COLUMNS, PAIR, Plan100
+from mla.attention.sm100.plan import LANE_COLUMNS, PRODUCTS, PV_COLUMNS, Plan100
 
 CHUNK = 32  # columns in registers at a time
 WORDS = 4  # of a store to shared memory
@@ -40,14 +41,13 @@ def mailbox_of(plan: Plan100, work: Work, buffers: Buffers) -> Mailbox:
 def end_of(plan: Plan100, scope: Scope) -> End:
     """Return what the end of this CTA's rows depends on."""
     work, cluster = scope.work, plan.config.cluster
-    rank = (work.entry * plan.tiles.count + work.tile) * cluster + work.rank
     return End(
         given=scope.given,
         entry=work.entry,
         token=work.token,
         head=work.head,
-        column=work.half * COLUMNS,
-        unit=rank * PAIR + work.half,
+        column=0,
+        unit=(work.entry * plan.tiles.count + work.tile) * cluster + work.rank,
         part=work.part,
         parts=cutlass.max((work.active + cluster - 1) // cluster, 1),
         box=mailbox_of(plan, work, scope.buffers),
@@ -77,54 +77,59 @@ def post(plan: Plan100, scope: Scope, lane: Lane, sums: Sums) -> None:
 
 @cute.jit
 def lay_out(plan: Plan100, scope: Scope, lane: Lane, sums: Sums) -> None:
-    """Store the row and its statistics to the rows to send."""
+    """Store half a row and its statistics to the rows to send."""
     address = scope.buffers.sent + lane.row * plan.mail.row_bytes
     values = cute.make_rmem_tensor(CHUNK, Float32)
-    for column in cutlass.range_constexpr(0, COLUMNS, CHUNK):
-        read_chunk(scope, lane, column, values)
-        for first in cutlass.range_constexpr(0, CHUNK, 2 * WORDS):
-            pairs = (first + 2 * word for word in range(WORDS))
-            words = tuple(pack(values[pair], values[pair + 1], "bf16") for pair in pairs)
-            store(address + (column + first) * 2, Uint32, words)
-    store(address + 2 * COLUMNS, Float32, (sums.top, sums.total))
+    if lane.row < plan.tiles.rows:
+        if lane.half == 0:
+            store(address + 2 * LATENT, Float32, (sums.top, sums.total))
+    for product in cutlass.range_constexpr(PRODUCTS):
+        for column in cutlass.range_constexpr(0, LANE_COLUMNS, CHUNK):
+            read_chunk(scope, lane, product * LANE_COLUMNS + column, values)
+            place = address + 2 * (product * PV_COLUMNS + lane.half * LANE_COLUMNS + column)
+            for first in cutlass.range_constexpr(0, CHUNK, 2 * WORDS):
+                pairs = (first + 2 * word for word in range(WORDS))
+                words = tuple(pack(values[pair], values[pair + 1], "bf16") for pair in pairs)
+                store(place + first * 2, Uint32, words)
     cute.arch.fence_proxy("async.shared", space="cta")
 
 
 @cute.jit
 def store_row(plan: Plan100, scope: Scope, lane: Lane, sums: Sums) -> None:
-    """Store the CTA's columns of a row; the first CTA of the pair stores its LSE."""
-    given, work = scope.given, scope.work
+    """Store half a row; the thread of its first half stores the LSE."""
+    given, work, rope = scope.given, scope.work, plan.config.rope
     factor = Float32(0.0)
     if lane.real:
         factor, lse = factors_of(plan.config, given, lane.head, sums.top, sums.total)
-        if work.half == 0:
+        if lane.half == 0:
             given.lse[work.entry, lane.token, lane.head] = lse
     values = cute.make_rmem_tensor(CHUNK, Float32)
     words = cute.make_rmem_tensor(CHUNK // 2, Uint32)
-    for column in cutlass.range_constexpr(0, COLUMNS, CHUNK):
-        read_chunk(scope, lane, column, values)
-        for k in cutlass.range_constexpr(CHUNK):
-            values[k] = values[k] * factor
-        if cutlass.const_expr(plan.config.rope > 0 and column >= COLUMNS - plan.config.rope):
-            if work.half == 1 and lane.real:
-                rotate_back(scope, values, column - (COLUMNS - plan.config.rope))
-        for word in cutlass.range_constexpr(CHUNK // 2):
-            words[word] = pack(values[2 * word], values[2 * word + 1], "bf16")
-        if lane.real:
-            row = given.o[work.entry, lane.token, lane.head, None].iterator
-            start = cute.recast_ptr(row, dtype=Uint32) + (work.half * COLUMNS + column) // 2
-            cute.autovec_copy(
-                words, cute.make_tensor(start.align(16), cute.make_layout(CHUNK // 2))
-            )
+    for product in cutlass.range_constexpr(PRODUCTS):
+        for column in cutlass.range_constexpr(0, LANE_COLUMNS, CHUNK):
+            read_chunk(scope, lane, product * LANE_COLUMNS + column, values)
+            for k in cutlass.range_constexpr(CHUNK):
+                values[k] = values[k] * factor
+            turned = product == PRODUCTS - 1 and column >= LANE_COLUMNS - rope
+            if cutlass.const_expr(rope > 0 and turned):
+                if lane.half == 1 and lane.real:
+                    rotate_back(scope, values, column - (LANE_COLUMNS - rope))
+            for word in cutlass.range_constexpr(CHUNK // 2):
+                words[word] = pack(values[2 * word], values[2 * word + 1], "bf16")
+            if lane.real:
+                row = given.o[work.entry, lane.token, lane.head, None].iterator
+                first = product * PV_COLUMNS + lane.half * LANE_COLUMNS + column
+                start = (cute.recast_ptr(row, dtype=Uint32) + first // 2).align(16)
+                cute.autovec_copy(words, cute.make_tensor(start, cute.make_layout(CHUNK // 2)))
 
 
 @cute.jit
 def read_chunk(scope: Scope, lane: Lane, column: cutlass.Constexpr, values: cute.Tensor) -> None:
-    """Load columns of the row of O; zeros where no tile was added."""
+    """Load columns of the lane; zeros where no tile was added."""
     values.fill(0.0)
     if scope.work.count > 0:
         tile = tmem.tile_at(scope.buffers.tmem, column, CHUNK)
-        tmem.load_row(tile, values, lane.row)
+        tmem.load_row(tile, values, lane.lane)
         tmem.wait_loads()
 
 

@@ -1,20 +1,20 @@
 """Attention to latent keys on Blackwell: host entry, prologue, dispatch of the warps.
 
 Read `plan.py` first (roles, buffers, barriers), then this file, `walk.py` (the work of a CTA),
-`load.py`, `mma.py`, `softmax.py`, `exchange.py` (between the CTAs of a pair), and `finish.py`; the
-exchange of a cluster is in `../shared/`.
+`load.py` or `copy.py`, `mma.py`, `softmax.py`, and `finish.py`; the exchange of a cluster is in
+`../shared/`.
 """
 
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import BFloat16, Float32, Int32, Int64, Uint32
-from cutlass.cute.nvgpu import cpasync
+from cutlass.cute.nvgpu import cpasync, tcgen05
 from cutlass.memory import SmemAllocator
 
 from kernelkit.device.boxes import TmaTensor, describe, reorder
 from kernelkit.device.buffers import buffer_at
-from kernelkit.device.pipelines import make_pipelines
+from kernelkit.device.pipelines import announce_barriers, make_pipelines, meet_peer
 from kernelkit.device.shared_words import store
 from kernelkit.device.tmem import order_after_wait, order_before_signal
 from kernelkit.plan import hw
@@ -23,15 +23,14 @@ from mla.attention.kernel_arguments import KernelArguments
 from mla.attention.shared.mailbox import open_mailbox
 from mla.attention.signature import example_arguments
 from mla.attention.sm100.args import Buffers, Pipes, Scope
-from mla.attention.sm100.copy import Copy
-from mla.attention.sm100.exchange import open_exchange
 from mla.attention.sm100.finish import mailbox_of
-from mla.attention.sm100.load import LoadK, LoadV, k_box, piece_box, q_box, q_panel
+from mla.attention.sm100.load import LoadK, LoadV, k_box, q_box, v_box
 from mla.attention.sm100.mma import Mma
-from mla.attention.sm100.plan import PANEL, ROWS, Plan100
+from mla.attention.sm100.plan import PAIR, PANEL, PANEL_BYTES, ROWS, Plan100
 from mla.attention.sm100.softmax import Softmax
 from mla.attention.sm100.walk import locate
 
+TWO = tcgen05.CtaGroup.TWO
 ROWS_FIRST = (2, 3, 1, 0)  # [N, T, H, D] seen as (H, D, T, N)
 
 
@@ -44,7 +43,7 @@ class LatentSm100:
         self.softmax, self.mma = Softmax(self.plan), Mma(self.plan)
         self.load_k, self.load_v = LoadK(self.plan), LoadV(self.plan)
         if not self.plan.by_tma:
-            self.copy = Copy(self.plan)
+            pass
 
     @property
     def config(self) -> LatentConfig:
@@ -54,16 +53,18 @@ class LatentSm100:
     def __call__(self, given: KernelArguments, stream: CUstream) -> None:
         """Launch one cluster, or `parts` of them, for each entry and tile of rows."""
         plan = self.plan
-        fetch = fetch_q = cpasync.CopyBulkTensorTileG2SOp()
+        fetch = fetch_q = cpasync.CopyBulkTensorTileG2SOp(TWO)
         if cutlass.const_expr(self.config.cluster > 1):
-            fetch_q = cpasync.CopyBulkTensorTileG2SMulticastOp()
+            fetch_q = cpasync.CopyBulkTensorTileG2SMulticastOp(TWO)
         q = describe(fetch_q, reorder(given.q, ROWS_FIRST), q_box(plan))
-        k = pieces = None
+        k = v = last_v = None
         if cutlass.const_expr(plan.by_tma):
-            store = reorder(given.keys.store, (1, 2, 0))
-            k, pieces = (describe(fetch, store, box(plan)) for box in (k_box, piece_box))
-        self.kernel(q, k, pieces, given).launch(
-            grid=(plan.ctas * given.parts * plan.tiles.count * given.q.shape[0], 1, 1),
+            tensor, own = reorder(given.keys.store, (1, 2, 0)), cpasync.CopyBulkTensorTileG2SOp()
+            k, v = (describe(fetch, tensor, box(plan)) for box in (k_box, v_box))
+            last_v = describe(own, tensor, v_box(plan))
+        pairs = self.config.cluster * given.parts * (plan.tiles.count // PAIR) * given.q.shape[0]
+        self.kernel(q, k, v, last_v, given).launch(
+            grid=(PAIR * pairs, 1, 1),
             block=(plan.roles.threads, 1, 1),
             cluster=(plan.ctas, 1, 1),
             stream=stream,
@@ -75,7 +76,8 @@ class LatentSm100:
         self,
         q: TmaTensor,
         k: TmaTensor | None,
-        pieces: TmaTensor | None,
+        v: TmaTensor | None,
+        last_v: TmaTensor | None,
         given: KernelArguments,
     ) -> None:
         """Run a CTA, see `walk.py` for its work."""
@@ -90,19 +92,17 @@ class LatentSm100:
         self.clear_rows(self.buffers(smem))
         thread, _, _ = cute.arch.thread_idx()
         if thread == 0:
-            open_exchange(smem.toint() + plan.smem.offsets()["exchanged"][0])
             if cutlass.const_expr(self.config.cluster > 1):
                 open_mailbox(plan.mail, mailbox_of(plan, work, self.buffers(smem)))
-        cute.arch.mbarrier_init_fence()
+        announce_barriers(plan.edges)
+        meet_peer(plan.edges)
         if warp == self.softmax.role.first_warp:
-            cute.arch.alloc_tmem(plan.tmem.allocated, tmem_base)
-            cute.arch.relinquish_tmem_alloc_permit()
+            cute.arch.alloc_tmem(plan.tmem.allocated, tmem_base, is_two_cta=True)
+            cute.arch.relinquish_tmem_alloc_permit(is_two_cta=True)
             order_before_signal()
-        cute.arch.cluster_arrive_relaxed()
         cute.arch.sync_threads()
-        cute.arch.cluster_wait()
         order_after_wait()
-        scope = Scope(q, k, pieces, given, work, self.buffers(smem), pipes)
+        scope = Scope(q, k, v, last_v, given, work, self.buffers(smem), pipes)
         if warp <= self.softmax.role.last_warp:
             self.softmax.run(scope)
         elif warp == self.mma.role.first_warp:
@@ -120,13 +120,13 @@ class LatentSm100:
                 cute.arch.cluster_arrive_relaxed()  # as the softmax does, see `finish.py`
                 cute.arch.cluster_wait()
             cute.arch.cluster_arrive_relaxed()
-        # No CTA leaves while another may still send to it, or tell it that weights are used.
+        # No CTA leaves while another may still send to it, or use its barriers and memory.
         order_before_signal()
         cute.arch.sync_threads()
         cute.arch.cluster_wait()
         if warp == self.softmax.role.first_warp:
             pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, tmem_base)
-            cute.arch.dealloc_tmem(pointer, plan.tmem.allocated)
+            cute.arch.dealloc_tmem(pointer, plan.tmem.allocated, is_two_cta=True)
 
     @cute.jit
     def clear_rows(self, buffers: Buffers) -> None:
@@ -136,7 +136,7 @@ class LatentSm100:
             thread, _, _ = cute.arch.thread_idx()
             zero, units = (Uint32(0),) * 4, (ROWS - plan.tiles.rows) * (PANEL // 8)
             for panel in cutlass.range_constexpr(plan.panels):
-                start = q_panel(plan, buffers, panel).toint() + plan.tiles.rows * PANEL * 2
+                start = buffers.q.toint() + panel * PANEL_BYTES + plan.tiles.rows * PANEL * 2
                 for unit in cutlass.range(thread, units, plan.roles.threads, unroll=1):
                     store(start + unit * 16, Uint32, zero)
             cute.arch.fence_proxy("async.shared", space="cta")
@@ -148,10 +148,11 @@ class LatentSm100:
         def address(name: str) -> cutlass.Int32:
             return smem.toint() + plan.offsets()[name][0]
 
-        operands = ("sQ", "sP", "sOwn", "sPeer", "sKey")
         return Buffers(
-            *(buffer_at(plan, smem, name, BFloat16) for name in operands),
-            *(address(name) for name in ("exchanged", "maxima", "valid", "mail")),
+            *(buffer_at(plan, smem, name, BFloat16) for name in ("sQ", "sP", "sK", "sV")),
+            buffer_at(plan, smem, "halves", Float32),
+            address("marks"),
+            address("mail"),
             address("mail") + self.plan.mail.sent_at,
             address("mail_full"),
             cute.arch.retrieve_tmem_ptr(Float32, 16, buffer_at(plan, smem, "tmem_base", Int32)),

@@ -1,42 +1,41 @@
-"""Load roles by TMA: Q and own keys, and the peer's keys (device code)."""
+"""Load roles by TMA: Q and panels of K, and pieces of V (device code)."""
 
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Int32, Uint32
+from cutlass import BFloat16, Int32, Uint16, Uint32
 from cutlass.cute.nvgpu import cpasync
 
-from kernelkit.device.boxes import Box, BoxPosition, copy_in
+from kernelkit.device.boxes import Box, BoxPosition, TmaTensor, partition
 from kernelkit.device.pipelines import consumer_state_at, producer_state_at
 from kernelkit.device.shared_words import store
 from kernelkit.device.umma import shared
+from kernelkit.plan import hw
 from mla.attention.sm90.args import Key
 from mla.attention.sm90.load import partition_box
-from mla.attention.sm100.args import Buffers, Scope
+from mla.attention.sm100.args import Scope
 from mla.attention.sm100.finish import mailbox_of
 from mla.attention.sm100.plan import (
-    COLUMNS,
     GROUP,
-    HALF,
-    KEY_STAGES,
+    K_STAGES,
     KEYS,
-    OWN_GROUPS,
+    LANE_COLUMNS,
     OWN_KEYS,
-    OWN_STAGES,
-    OWN_TILES,
     PAIR,
     PANEL,
     PANEL_BYTES,
     PIECE_BYTES,
     PIECE_KEYS,
     PIECES,
-    ROWS,
-    STAGE_BYTES,
+    PV_COLUMNS,
+    S_STAGES,
+    V_PANELS,
     Plan100,
 )
 
-PANEL_ITEMS, STAGE_ITEMS, PIECE_ITEMS = PANEL_BYTES // 2, STAGE_BYTES // 2, PIECE_BYTES // 2
+PANEL_ITEMS, PIECE_ITEMS = PANEL_BYTES // 2, PIECE_BYTES // 2
+V_PANEL_ITEMS = PIECE_ITEMS // V_PANELS
 
 
 def q_box(plan: Plan100) -> Box:
@@ -45,26 +44,25 @@ def q_box(plan: Plan100) -> Box:
 
 
 def k_box(plan: Plan100) -> Box:
-    """Return the box of own keys: 64, or as many of them as one page holds."""
-    return Box(plan.box_rows, PANEL, BFloat16)
+    """Return the box of K: the CTA's keys of a tile, or as many of them as one page holds."""
+    return Box(plan.k_box_rows, PANEL, BFloat16)
 
 
-def piece_box(plan: Plan100) -> Box:
-    """Return the box of the peer's keys: a piece, or as much of it as one page holds."""
-    return Box(plan.piece_box_rows, PANEL, BFloat16)
+def v_box(plan: Plan100) -> Box:
+    """Return the box of V: a piece, or as much of it as one page holds."""
+    return Box(plan.v_box_rows, PANEL, BFloat16)
 
 
 @cute.jit
-def key_column(plan: Plan100, half: Int32, panel: cutlass.Constexpr) -> Int32:
-    """Return the first column of a panel outside the CTA's own columns: the peer's, then RoPE."""
-    if cutlass.const_expr(panel == HALF):
-        return Int32(2 * COLUMNS)
-    return (1 - half) * COLUMNS + panel * PANEL
+def v_column(half: Int32, panel: cutlass.Constexpr) -> Int32:
+    """Return the first column of a panel of V of a CTA: its half of each product."""
+    each = LANE_COLUMNS // PANEL
+    return panel // each * PV_COLUMNS + half * LANE_COLUMNS + panel % each * PANEL
 
 
 @dataclass(frozen=True)
 class Boxes:
-    """Boxes of a tile that cover the same keys: (box,) registers."""
+    """Boxes that cover some keys: (box,) registers."""
 
     rows: cute.Tensor
     pages: cute.Tensor
@@ -83,7 +81,7 @@ def find(plan: Plan100, scope: Scope, box: Box, first: Int32, boxes: Boxes) -> N
 
 
 class LoadK:
-    """Loads Q, and the CTA's own keys."""
+    """Loads Q, and the CTA's keys for Q K^T."""
 
     def __init__(self, plan: Plan100) -> None:
         self.plan = plan
@@ -102,81 +100,61 @@ class LoadK:
     def load_q(self, scope: Scope) -> None:
         """Load the rows of Q. Heads and tokens that the tensor lacks arrive as zeros.
 
-        The ranks of a cluster have the same rows: each brings some panels to the CTAs with the same
-        own columns.
+        The ranks of a cluster have the same rows: each brings some panels to all of them.
         """
-        plan, work, tiles = self.plan, scope.work, self.plan.tiles
-        box, cluster, mask = q_box(plan), plan.config.cluster, None
-        if cutlass.const_expr(cluster > 1):
-            every = sum(1 << (rank * PAIR) for rank in range(cluster))
-            mask = Int32(every) << work.half
+        plan, work, tiles, cluster = (
+            self.plan,
+            scope.work,
+            self.plan.tiles,
+            self.plan.config.cluster,
+        )
+        box, barrier = q_box(plan), scope.pipes.q.barrier(Int32(0))
+        mask = Int32(sum(1 << (rank * PAIR) for rank in range(cluster))) << work.half
         scope.pipes.q.signal(Int32(0))
-        barrier = scope.pipes.q.barrier(Int32(0))
-        # In the order of the products.
         for panel in cutlass.range_constexpr(plan.panels):
             if panel % cluster == work.rank:
-                column = work.half * COLUMNS + (panel - plan.key_panels) * PANEL
-                if cutlass.const_expr(panel < plan.key_panels):
-                    column = key_column(plan, work.half, panel)
                 for token in cutlass.range_constexpr(tiles.tokens):
-                    place = q_panel(plan, scope.buffers, panel) + token * tiles.heads * PANEL
-                    target = shared(place, box.layout())
-                    position = BoxPosition(work.head, column, work.token + token, work.entry)
-                    copy_in(scope.q, box, position, target, barrier, mask)
+                    place = panel * PANEL_ITEMS + token * tiles.heads * PANEL
+                    target = shared(scope.buffers.q + place, box.layout())
+                    position = BoxPosition(work.head, panel * PANEL, work.token + token, work.entry)
+                    to, source = partition(scope.q, box, position, target)
+                    if cutlass.const_expr(cluster == 1):
+                        cute.copy(scope.q.atom, source, to, tma_bar_ptr=barrier)
+                    else:
+                        every = Uint16(mask)
+                        cute.copy(scope.q.atom, source, to, tma_bar_ptr=barrier, mcast_mask=every)
 
     @cute.jit
     def load_keys(self, scope: Scope) -> None:
-        """Load all tiles: panels outside the own columns, then the own columns."""
-        plan, pipes, work = self.plan, scope.pipes, scope.work
-        box = k_box(plan)
+        """Load all tiles, a group of panels at a time."""
+        plan, ring, work = self.plan, scope.pipes.k, scope.work
+        box, groups = k_box(plan), plan.groups
         now, boxes = make_boxes(OWN_KEYS, box), make_boxes(OWN_KEYS, box)
         begin = work.begin * KEYS + work.half * OWN_KEYS
         find(plan, scope, box, begin, boxes)
         for number in cutlass.range(work.count, unroll=1):
             now.rows.store(boxes.rows.load())
             now.pages.store(boxes.pages.load())
-            first = begin + number * KEYS
-            find(plan, scope, box, first + KEYS, boxes)  # while buffers are still in use
-            for group in cutlass.range_constexpr(len(plan.key_groups)):
-                panels = plan.key_groups[group]
-                state = producer_state_at(KEY_STAGES, number * len(plan.key_groups) + group)
-                pipes.key.acquire_bytes(state, len(panels) * PANEL_BYTES)
-                for panel in panels:
-                    place = state.index * GROUP + panel % GROUP
-                    target = scope.buffers.key + place * PANEL_ITEMS
-                    column = key_column(plan, work.half, panel)
-                    load_panel(scope, box, now, column, target, pipes.key.barrier(state.index))
-            if number == 1:
-                pipes.lent.wait(consumer_state_at(1, Int32(0)))
-            for panel in cutlass.range_constexpr(HALF):
-                state = producer_state_at(OWN_STAGES, number * OWN_GROUPS + panel // GROUP)
-                if cutlass.const_expr(panel % GROUP == 0):
-                    pipes.own.wait_free(state)
-                    if cutlass.const_expr(panel == 0):
-                        self.mark(scope, first, now, number % OWN_TILES)
-                    pipes.own.signal(state.index)
-                place = number % OWN_TILES * HALF + panel
-                target = scope.buffers.own + place * PANEL_ITEMS
-                column = work.half * COLUMNS + panel * PANEL
-                load_panel(scope, box, now, column, target, pipes.own.barrier(state.index))
+            find(plan, scope, box, begin + (number + 1) * KEYS, boxes)  # buffers are still in use
+            for group in cutlass.range_constexpr(len(groups)):
+                state = producer_state_at(K_STAGES, number * len(groups) + group)
+                ring.acquire_bytes(state, len(groups[group]) * PANEL_BYTES)
+                for panel in groups[group]:
+                    place = (state.index * GROUP + panel % GROUP) * PANEL_ITEMS
+                    target, barrier = scope.buffers.k + place, ring.barrier(state.index)
+                    load_panel(scope.k, box, now, panel * PANEL, target, barrier)
+        self.leave(scope)
 
     @cute.jit
-    def mark(self, scope: Scope, first: Int32, boxes: Boxes, stage: Int32) -> None:
-        """Store which own keys have a page: bits for those past the last key are set."""
-        rows, pages = k_box(self.plan).rows, scope.given.keys.store.shape[0]
-        words = [Uint32(0), Uint32(0)]
-        for part in cutlass.range_constexpr(OWN_KEYS // rows):
-            page = boxes.pages[part]
-            there = (page >= 0 and page < pages) or first + part * rows >= scope.work.keys
-            for half in cutlass.range_constexpr(2):
-                bits = bits_of_part(part, rows, half)
-                words[half] = words[half] | (Uint32(bits) if there else Uint32(0))
-        with cute.arch.elect_one():
-            store(scope.buffers.valid + stage * 8, Uint32, (words[0], words[1]))
+    def leave(self, scope: Scope) -> None:
+        """Wait until the leader has released all stages, so that its releases find this CTA."""
+        filled = scope.work.count * len(self.plan.groups)
+        for stage in cutlass.range_constexpr(K_STAGES):
+            scope.pipes.k.wait_free(producer_state_at(K_STAGES, filled + stage))
 
 
 class LoadV:
-    """Loads the own columns of the peer's keys."""
+    """Loads half of the columns of all keys, and marks which keys exist."""
 
     def __init__(self, plan: Plan100) -> None:
         self.plan = plan
@@ -184,49 +162,97 @@ class LoadV:
 
     @cute.jit
     def run(self, scope: Scope) -> None:
-        """Whole life of the warp."""
-        plan, ring, work = self.plan, scope.pipes.peer, scope.work
-        cpasync.prefetch_descriptor(scope.k.atom)
-        box = piece_box(plan)
-        boxes = make_boxes(PIECE_KEYS, box)
-        begin = work.begin * KEYS + (1 - work.half) * OWN_KEYS
-        if work.count > 0:
-            scope.pipes.lent.wait(consumer_state_at(1, Int32(0)))
+        """Whole life of the warp. Rows past the last key are cleared in the last tile."""
+        plan, ring, work = self.plan, scope.pipes.v, scope.work
+        cpasync.prefetch_descriptor(scope.v.atom)
+        boxes = make_boxes(KEYS, v_box(plan))
         for number in cutlass.range(work.count, unroll=1):
-            for piece in cutlass.range_constexpr(PIECES):
-                first = begin + number * KEYS + piece * PIECE_KEYS
-                find(plan, scope, box, first, boxes)  # while the buffer is still in use
-                ring.acquire(producer_state_at(PIECES, number * PIECES + piece))
-                for panel in cutlass.range_constexpr(HALF):
-                    place = piece * PIECE_ITEMS + panel * (PIECE_ITEMS // HALF)
-                    column = work.half * COLUMNS + panel * PANEL
-                    target = scope.buffers.peer + place
-                    load_panel(scope, box, boxes, column, target, ring.barrier(Int32(piece)))
+            first = (work.begin + number) * KEYS
+            find(plan, scope, v_box(plan), first, boxes)  # while buffers are still in use
+            self.mark(scope, first, boxes, number)
+            if first + KEYS <= work.keys:
+                for piece in cutlass.range_constexpr(PIECES):
+                    ring.acquire(producer_state_at(PIECES, number * PIECES + piece))
+                    self.load_piece(scope, scope.v, boxes, piece, ring.barrier(Int32(piece)))
+            else:
+                self.load_last(scope, first, boxes, number)
+        for piece in cutlass.range_constexpr(PIECES):
+            ring.wait_free(producer_state_at(PIECES, work.count * PIECES + piece))
+
+    @cute.jit
+    def load_piece(
+        self,
+        scope: Scope,
+        tma: TmaTensor,
+        boxes: Boxes,
+        piece: cutlass.Constexpr,
+        barrier: cute.Pointer,
+    ) -> None:
+        """Start the boxes of a piece."""
+        box = v_box(self.plan)
+        count = PIECE_KEYS // box.rows
+        own = Boxes(*(part_of(each, piece * count, count) for each in (boxes.rows, boxes.pages)))
+        for panel in cutlass.range_constexpr(V_PANELS):
+            target = scope.buffers.v + piece * PIECE_ITEMS + panel * V_PANEL_ITEMS
+            load_panel(tma, box, own, v_column(scope.work.half, panel), target, barrier)
+
+    @cute.jit
+    def load_last(self, scope: Scope, first: Int32, boxes: Boxes, number: Int32) -> None:
+        """Load a tile that ends past the last key, and zero rows of keys that do not exist: their
+        weight is 0, but 0 * NaN is NaN, and their memory may hold anything.
+        """
+        pipes = scope.pipes
+        for piece in cutlass.range_constexpr(PIECES):
+            pipes.v.wait_free(producer_state_at(PIECES, number * PIECES + piece))
+        pipes.landed.signal(Int32(0))
+        for piece in cutlass.range_constexpr(PIECES):
+            self.load_piece(scope, scope.last_v, boxes, piece, pipes.landed.barrier(Int32(0)))
+        pipes.landed.wait(consumer_state_at(1, Int32(0)))
+        zeros = cute.make_rmem_tensor(PANEL, BFloat16)
+        zeros.fill(0.0)
+        lane = cute.arch.lane_idx()
+        for turn in cutlass.range_constexpr(KEYS // hw.WARP_THREADS):
+            key = turn * hw.WARP_THREADS + lane
+            if first + key >= scope.work.keys:
+                for panel in cutlass.range_constexpr(V_PANELS):
+                    # A line of zeros needs no swizzle: it stays within the line.
+                    place = key // PIECE_KEYS * PIECE_ITEMS + panel * V_PANEL_ITEMS
+                    line = scope.buffers.v + (place + key % PIECE_KEYS * PANEL)
+                    target = cute.make_tensor(line.align(16), cute.make_layout(PANEL))
+                    cute.autovec_copy(zeros, target)
+        cute.arch.fence_proxy("async.shared", space="cta")
+        pipes.cleared.signal(Int32(0))
+        for piece in cutlass.range_constexpr(PIECES):
+            pipes.v.signal_without_bytes(Int32(piece))
+
+    @cute.jit
+    def mark(self, scope: Scope, first: Int32, boxes: Boxes, number: Int32) -> None:
+        """Store which keys of a tile have a page: bits for those past the last key are set."""
+        rows, pages = v_box(self.plan).rows, scope.given.keys.store.shape[0]
+        words = [Uint32(0)] * (KEYS // 32)
+        for part in cutlass.range_constexpr(KEYS // rows):
+            page = boxes.pages[part]
+            there = (page >= 0 and page < pages) or first + part * rows >= scope.work.keys
+            bits = ((1 << rows) - 1) << (part * rows % 32)
+            word = part * rows // 32
+            words[word] = words[word] | (Uint32(bits) if there else Uint32(0))
+        state = producer_state_at(S_STAGES, number)
+        scope.pipes.marks.wait_free(state)
+        with cute.arch.elect_one():
+            store(scope.buffers.marks + state.index * (KEYS // 8), Uint32, tuple(words))
+        cute.arch.sync_warp()
+        scope.pipes.marks.signal(state.index)
 
 
 @cute.jit
-def q_panel(plan: Plan100, buffers: Buffers, panel: cutlass.Constexpr) -> cute.Pointer:
-    """Return where a panel of Q arrives, numbered in the order of the products.
-
-    Panels for tensor memory come to the buffers of P, of the second stage of own columns, and of
-    the peer's keys.
-    """
-    in_tmem = plan.key_panels - plan.q_smem_panels
-    if cutlass.const_expr(in_tmem <= panel < plan.key_panels):
-        return buffers.q + (panel - in_tmem) * (ROWS * PANEL)
-    number = panel if panel < in_tmem else panel - plan.q_smem_panels
-    place = number % 2 * (ROWS * PANEL)
-    return (buffers.p, buffers.own + STAGE_ITEMS, buffers.peer)[number // 2] + place
-
-
-def bits_of_part(part: int, rows: int, half: int) -> int:
-    """Return the bits of a box's keys within half of the own keys."""
-    return ((1 << rows) - 1) << (part * rows) >> (half * OWN_KEYS // 2) & 0xFFFFFFFF
+def part_of(tensor: cute.Tensor, first: cutlass.Constexpr, count: cutlass.Constexpr) -> cute.Tensor:
+    """Return `count` registers from `first` on."""
+    return cute.make_tensor(tensor.iterator + first, cute.make_layout(count))
 
 
 @cute.jit
 def load_panel(
-    scope: Scope,
+    tma: TmaTensor,
     box: Box,
     boxes: Boxes,
     column: Int32,
@@ -234,7 +260,6 @@ def load_panel(
     barrier: cute.Pointer,
 ) -> None:
     """Start the boxes of 64 columns of some keys."""
-    tma = scope.k if cutlass.const_expr(box.rows > PIECE_KEYS) else scope.pieces
     for part in cutlass.range_constexpr(cute.size(boxes.rows)):
         place = Key(boxes.rows[part], boxes.pages[part], column)
         to = shared(target + part * (box.rows * PANEL), box.layout())

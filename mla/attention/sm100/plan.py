@@ -1,17 +1,12 @@
 """LatentConfig -> roles, barriers and memory of the Blackwell kernel. Plain data.
 
-A pair of CTAs has 128 query rows and tiles of 128 keys. Each CTA multiplies all rows by its own 64
-keys, so each score is computed once, and adds up its own 256 columns of O over all 128 keys. So the
-CTAs exchange maxima and weights, and each needs
+A pair of CTAs has two row tiles of 64 query rows and tiles of 128 keys, and multiplies them with
+one instruction (M = 128, cta_group::2). Each CTA has its rows of Q, S, P and O. Of the keys it has
+64 for Q K^T, and half of the columns of all 128 for P V. Both come as panels of 64 columns: nine of
+64 keys, or eight without RoPE columns, and four pieces of 32 keys with four panels each.
 
-- its own keys, own columns: four panels of 64 columns, operands of both products;
-- its own keys, other columns: five panels, or four without RoPE columns, for Q K^T alone;
-- the peer's keys, own columns: four panels, for P V alone.
-
-With 17 panels of 64 keys the operands of Q K^T of a tile and of P V of the tile before fit in
-shared memory at the same time. Six panels of Q are in tensor memory for that, the others in shared
-memory. On their way they take the place of P, of the peer's keys, and of the second tile's own
-columns, which are all needed later.
+In tensor memory a row of S or O lies in two lanes r and 64 + r (PTX ISA, data path layout B): the
+first has the first half of the columns of a product, the second the other half.
 """
 
 from __future__ import annotations
@@ -32,26 +27,25 @@ from mla.attention.shared.mail import MailPlan
 from mla.attention.tiles import RowTiles, row_tiles
 
 PAIR = 2
-ROWS = 128  # M of the products
+ROWS = 64  # of a CTA
 KEYS = 128  # of a tile
-OWN_KEYS = KEYS // PAIR
-COLUMNS = LATENT // PAIR  # of O in a CTA
+OWN_KEYS = KEYS // PAIR  # for Q K^T
 PANEL = 64  # columns of a panel: 128 bytes
-HALF = COLUMNS // PANEL  # panels of V in a CTA
-PANEL_BYTES = OWN_KEYS * PANEL * 2
-STAGE_BYTES = HALF * PANEL_BYTES  # own columns of 64 keys
-GROUP = 2  # panels that a barrier announces: the tensor core takes as long as a wait and its issue
+PANEL_BYTES = OWN_KEYS * PANEL * 2  # also of 64 rows of Q or P
+GROUP = 3  # panels that a barrier announces: products of fewer take no longer than a wait
 GROUP_BYTES = GROUP * PANEL_BYTES
-OWN_TILES, OWN_GROUPS = 2, HALF // GROUP
-OWN_STAGES, KEY_STAGES = OWN_TILES * OWN_GROUPS, 3
-PIECES = 2  # of the peer's keys of a tile, which become free one after the other
-PIECE_KEYS = OWN_KEYS // PIECES
-PIECE_BYTES = STAGE_BYTES // PIECES
-Q_PANEL_BYTES = ROWS * PANEL * 2
-Q_TMEM_PANELS = 6
-Q_TMEM_COLUMNS = PANEL // 2  # of tensor memory, a panel
-P_BYTES = ROWS * OWN_KEYS * 2  # weights of 64 keys
-KEY_BYTES = (OWN_TILES + 1) * STAGE_BYTES + KEY_STAGES * GROUP_BYTES
+K_STAGES = 3
+PV_COLUMNS = 256  # N of P V
+PRODUCTS = LATENT // PV_COLUMNS
+LANE_COLUMNS = PV_COLUMNS // PAIR  # of a product in a lane, and of V in a CTA
+V_PANELS = PRODUCTS * LANE_COLUMNS // PANEL
+PIECES = 4  # of V, by keys
+PIECE_KEYS = KEYS // PIECES
+PIECE_BYTES = V_PANELS * PIECE_KEYS * PANEL * 2
+P_BYTES = ROWS * KEYS * 2
+KEY_BYTES = K_STAGES * GROUP_BYTES + PIECES * PIECE_BYTES
+S_STAGES = 2
+TURNS = 3  # slots in which the halves of a row exchange a number
 
 
 @dataclass(frozen=True)
@@ -64,7 +58,8 @@ class Plan100:
 
     @cached_property
     def tiles(self) -> RowTiles:
-        return row_tiles(self.config, ROWS)
+        """Row tiles of CTAs; two neighbours are a pair."""
+        return row_tiles(self.config, ROWS, PAIR)
 
     @cached_property
     def columns(self) -> int:
@@ -72,43 +67,31 @@ class Plan100:
 
     @cached_property
     def panels(self) -> int:
-        """Panels of K."""
+        """Panels of Q and K."""
         return self.columns // PANEL
 
     @cached_property
-    def key_panels(self) -> int:
-        """Panels of K outside the CTA's own columns: the peer's, then that of RoPE."""
-        return self.panels - HALF
-
-    @cached_property
-    def key_groups(self) -> tuple[range, ...]:
-        """Panels outside the own columns, by barriers."""
-        return tuple(
-            range(first, min(first + GROUP, self.key_panels))
-            for first in range(0, self.key_panels, GROUP)
-        )
-
-    @cached_property
-    def q_smem_panels(self) -> int:
-        """Panels of Q in shared memory: the last ones of those outside the own columns."""
-        return self.panels - Q_TMEM_PANELS
+    def groups(self) -> tuple[range, ...]:
+        """Panels of K by barriers."""
+        firsts = range(0, self.panels, GROUP)  # K_STAGES, so that a group's stage is a constant
+        return tuple(range(first, min(first + GROUP, self.panels)) for first in firsts)
 
     @cached_property
     def by_tma(self) -> bool:
         """Whether TMA brings tiles of keys as they are; else threads fetch and convert them."""
         keys = self.config.keys
-        fits = keys.rows % 8 == 0 and (OWN_KEYS % keys.rows == 0 or keys.rows % OWN_KEYS == 0)
+        fits = keys.rows % 8 == 0 and (KEYS % keys.rows == 0 or keys.rows % KEYS == 0)
         plain = keys.form.plain and not keys.form.code
         return plain and fits and not keys.listed and self.config.extra is None
 
     @cached_property
-    def box_rows(self) -> int:
-        """Keys of a TMA box of own keys."""
+    def k_box_rows(self) -> int:
+        """Keys of a TMA box of K."""
         return min(self.config.keys.rows, OWN_KEYS)
 
     @cached_property
-    def piece_box_rows(self) -> int:
-        """Keys of a TMA box of the peer's keys."""
+    def v_box_rows(self) -> int:
+        """Keys of a TMA box of V."""
         return min(self.config.keys.rows, PIECE_KEYS)
 
     @cached_property
@@ -118,7 +101,7 @@ class Plan100:
             rows=self.tiles.rows,
             cluster=self.config.cluster,
             stride=PAIR,
-            columns=COLUMNS,
+            columns=LATENT,
             space=KEY_BYTES,
             most_rows=ROWS,
             threads=self.roles["softmax"].threads,
@@ -139,95 +122,108 @@ class Plan100:
     def roles(self) -> RolePlan:
         brought = "by TMA" if self.by_tma else "if TMA can bring them"
         roles = [
-            Role("softmax", 0, 4, "S -> P, rescale and store O"),
-            Role("mma", 4, 1, "Q to tensor memory, S = Q K^T and O += P V on the tensor core"),
-            Role("load_k", 5, 1, f"load Q by TMA, and own keys {brought}"),
-            Role("load_v", 6, 1, f"load the peer's keys {brought}"),
+            Role("softmax", 0, 4, "S -> P, rescale and store O: half a row per thread"),
+            Role("mma", 4, 1, "S = Q K^T and O += P V on the tensor core"),
+            Role("load_k", 5, 1, f"load Q by TMA, and keys {brought}"),
+            Role("load_v", 6, 1, f"load values {brought}"),
             Role("idle", 7, 1, "complete the warpgroup"),
         ]
         if not self.by_tma:
-            roles.append(Role("gather", 8, 4, "copy tiles of keys"))
+            roles.append(Role("gather", 8, 4, "copy tiles of keys and values"))
         return RolePlan(tuple(roles))
 
     @cached_property
     def edges(self) -> EdgePlan:
         ring: dict[str, Any] = {"signal": Signal.TMA, "release": Signal.UMMA}
         group, piece = ({"tx_bytes": size, **ring} for size in (GROUP_BYTES, PIECE_BYTES))
-        own, peer = "load_k", "load_v"
+        k, v = "load_k", "load_v"
         if not self.by_tma:
-            own = peer = "gather"
+            k = v = "gather"
             group = piece = {"signal": Signal.THREADS, "release": Signal.UMMA}
         q_bytes = self.panels * self.tiles.rows * PANEL * 2
-        return EdgePlan(
-            self.roles,
-            (
-                Edge("key", own, "mma", KEY_STAGES, payload="panels of K", **group),
-                Edge("own", own, "mma", OWN_STAGES, payload="panels of own columns", **group),
-                Edge("peer", peer, "mma", PIECES, payload="the peer's keys", **piece),
-                Edge("q", "load_k", "mma", 1, Signal.TMA, "panels of Q", q_bytes,
-                     freed_by="exit"),
-                Edge("lent", "mma", "load_k", 1, Signal.UMMA, "buffers that Q has left",
-                     freed_by="exit"),
-                Edge("s", "mma", "softmax", 1, Signal.UMMA, "S", release=Signal.THREADS),
-                Edge("p", "softmax", "mma", 1, Signal.THREADS, "P of own keys", freed_by="o"),
-                Edge("o", "mma", "softmax", 1, Signal.UMMA, "O with P V added", freed_by="p"),
-            ),
-        )  # fmt: skip
+        told: dict[str, Any] = {"signal": Signal.WARPS, "release": Signal.WARPS}
+        edges = [
+            Edge("k", k, "mma", K_STAGES, payload="panels of K", **group),
+            Edge("v", v, "mma", PIECES, payload="piece of V", **piece),
+            Edge("q", "load_k", "mma", 1, Signal.TMA, "Q", q_bytes, freed_by="exit"),
+            Edge("s", "mma", "softmax", S_STAGES, Signal.UMMA, "S", release=Signal.THREADS),
+            Edge("p", "softmax", "mma", 1, Signal.THREADS, "P", freed_by="o"),
+            Edge("o", "mma", "softmax", 1, Signal.UMMA, "O with P V added", freed_by="p"),
+            Edge("marks", v, "softmax", S_STAGES, payload="which keys of a tile exist", **told),
+        ]
+        if self.by_tma:
+            edges += [
+                Edge(
+                    "landed", "load_v", "load_v", 1, Signal.TMA, "last tile of V",
+                    PIECES * PIECE_BYTES, freed_by="exit",
+                ),
+                Edge(
+                    "cleared", "load_v", "mma", 1, Signal.THREADS, "last tile of V, without rows "
+                    "past the last key", freed_by="exit",
+                ),
+            ]  # fmt: skip
+        return EdgePlan(self.roles, tuple(edges), PAIR, self.config.cluster)
 
     @cached_property
     def barriers(self) -> BarrierPlan:
         softmax = self.roles["softmax"]
         return BarrierPlan(
-            self.roles, (NamedBarrier("rows", ("softmax",), softmax.threads, "all rows are done"),)
-        )
+            self.roles,
+            (
+                NamedBarrier("rows", ("softmax",), softmax.threads, "all rows are done"),
+                NamedBarrier(
+                    "halves", ("softmax",), 2 * hw.WARP_THREADS,
+                    "both halves of 32 rows stored a number", count=ROWS // hw.WARP_THREADS,
+                ),
+            ),
+        )  # fmt: skip
 
     @cached_property
     def smem(self) -> SmemPlan:
         return SmemPlan(
             (
                 SmemBuffer("barriers", self.edges.barrier_bytes, align=hw.MBARRIER_BYTES),
-                SmemBuffer("exchanged", 8 * 4, align=8),  # p_full, p_free, maxima_full[2]
                 SmemBuffer("mail_full", 16, align=16),
                 SmemBuffer("tmem_base", 4, align=4),
-                SmemBuffer("valid", 8 * OWN_TILES, align=16),
-                SmemBuffer("maxima", 4 * ROWS * 2, align=16),
-                SmemBuffer("sQ", Q_PANEL_BYTES, self.q_smem_panels),
-                SmemBuffer("sP", P_BYTES, PAIR),
-                SmemBuffer("sOwn", GROUP_BYTES, OWN_STAGES),
-                SmemBuffer("sPeer", PIECE_BYTES, PIECES),
-                SmemBuffer("sKey", GROUP_BYTES, KEY_STAGES),
-                SmemBuffer("mail", KEY_BYTES, over="sOwn"),
+                SmemBuffer("marks", KEYS // 8, S_STAGES, align=16),
+                SmemBuffer("halves", 4 * PAIR * ROWS, TURNS, align=16),
+                SmemBuffer("sQ", PANEL_BYTES, self.panels),
+                SmemBuffer("sP", P_BYTES),
+                SmemBuffer("sK", GROUP_BYTES, K_STAGES),
+                SmemBuffer("sV", PIECE_BYTES, PIECES),
+                SmemBuffer("mail", KEY_BYTES, over="sK"),
             )
         )
 
     @cached_property
     def tmem(self) -> TmemPlan:
         """Columns of tensor memory."""
-        q_begin = COLUMNS + OWN_KEYS
+        o = PRODUCTS * LANE_COLUMNS
         return TmemPlan(
             (
-                TmemRange("O", 0, COLUMNS, "O, fp32"),
-                TmemRange("S", COLUMNS, OWN_KEYS, "S of own keys, fp32"),
-                TmemRange("Q", q_begin, Q_TMEM_PANELS * Q_TMEM_COLUMNS, "panels of Q, bf16"),
+                TmemRange("O", 0, o, "O, fp32"),
+                TmemRange("S0", o, OWN_KEYS, "S, fp32"),
+                TmemRange("S1", o + OWN_KEYS, OWN_KEYS, "S, fp32"),
             )
         )
 
     def check(self) -> None:
         """Raise ValueError or NotImplementedError for configs that the kernel does not support."""
-        config = self.config
+        config, mail = self.config, self.mail
         for keys in config.sources:
             if keys.form.code:
                 raise NotImplementedError(f"record {keys.record}")
-        mail = self.mail
         if not 1 <= self.ctas <= MAX_CLUSTER or not mail.fits:
             raise ValueError(
-                f"cluster {config.cluster} of pairs with {mail.rows} rows: at most "
+                f"cluster {config.cluster} of pairs with tiles of {mail.rows} rows: at most "
                 f"{MAX_CLUSTER // PAIR} pairs, and {mail.owned_rows} x {config.cluster} rows at "
                 f"most {mail.capacity}"
             )
         if config.sharers != 1:
-            raise ValueError(f"sharers {config.sharers}: 1, a pair has up to {ROWS} rows")
+            raise ValueError(f"sharers {config.sharers}: 1, a pair shares its keys anyway")
+        assert len(self.groups) == K_STAGES
         self.roles.check()
+        self.edges.check()
         self.barriers.check()
         self.smem.check()
         self.tmem.check()

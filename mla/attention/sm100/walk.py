@@ -1,7 +1,7 @@
-"""Work of a CTA: which query rows, which tiles of keys, which half (device code).
+"""Work of a CTA: which query rows, and which tiles of keys (device code).
 
-Pairs are numbered by entry, row tile, cluster, and rank. The tiles of keys that a row tile sees are
-divided in order: contiguous shares, the remainder to the low ranks.
+Pairs are numbered by entry, two row tiles, cluster, and rank. The tiles of keys that a pair sees
+are divided in order: contiguous shares, the remainder to the low ranks.
 """
 
 import cutlass
@@ -20,9 +20,10 @@ def locate(plan: Plan100, given: KernelArguments) -> Work:
     config, tiles = plan.config, plan.tiles
     place, _, _ = cute.arch.block_idx()
     pair, half = place // PAIR, place % PAIR
-    pairs = given.parts * config.cluster  # of a row tile
+    pairs = given.parts * config.cluster  # of two row tiles
     number, group = pair % pairs, pair // pairs
-    tile, entry = group % tiles.count, group // tiles.count
+    groups = tiles.count // PAIR
+    tile, entry = group % groups * PAIR + half, group // groups
     token = tile // tiles.head_tiles * tiles.tokens
     head = tile % tiles.head_tiles * tiles.heads
     keys, extra = keys_of(config.keys, given.keys, entry), Int32(0)
@@ -56,9 +57,10 @@ def locate(plan: Plan100, given: KernelArguments) -> Work:
 
 @cute.jit
 def lane_of(plan: Plan100, work: Work) -> Lane:
-    """Return this thread's query row."""
+    """Return this thread's half of a query row."""
     config, tiles = plan.config, plan.tiles
-    row = cute.arch.thread_idx()[0] % ROWS
+    lane = cute.arch.thread_idx()[0] % (PAIR * ROWS)
+    row, half = lane % ROWS, lane // ROWS
     token, head = work.token + row // tiles.heads, work.head + row % tiles.heads
     real = token < config.tokens and head < config.heads
     if cutlass.const_expr(tiles.rows < ROWS):
@@ -66,4 +68,4 @@ def lane_of(plan: Plan100, work: Work) -> Lane:
     end = work.keys
     if cutlass.const_expr(config.causal and config.tokens > 1):
         end = end - cutlass.max(config.tokens - 1 - token, 0)
-    return Lane(row, token, head, real, end)
+    return Lane(lane, row, half, token, head, real, end)
