@@ -3,7 +3,7 @@
 A pair of CTAs has two row tiles of 64 query rows and tiles of 128 keys, and multiplies them with
 one instruction (M = 128, cta_group::2). Each CTA has its rows of Q, S, P and O. Of the keys it has
 64 for Q K^T, and half of the columns of all 128 for P V. Both come as panels of 64 columns: nine of
-64 keys, or eight without RoPE columns, and four pieces of 32 keys with four panels each.
+64 keys, or eight without RoPE columns, and two pieces of 64 keys with four panels each.
 
 In tensor memory a row of S or O lies in two lanes r and 64 + r (PTX ISA, data path layout B): the
 first has the first half of the columns of a product, the second the other half.
@@ -39,7 +39,7 @@ PV_COLUMNS = 256  # N of P V
 PRODUCTS = LATENT // PV_COLUMNS
 LANE_COLUMNS = PV_COLUMNS // PAIR  # of a product in a lane, and of V in a CTA
 V_PANELS = PRODUCTS * LANE_COLUMNS // PANEL
-PIECES = 4  # of V, by keys
+PIECES = 2  # of V, by keys
 PIECE_KEYS = KEYS // PIECES
 PIECE_BYTES = V_PANELS * PIECE_KEYS * PANEL * 2
 P_BYTES = ROWS * KEYS * 2
