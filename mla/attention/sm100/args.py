@@ -53,7 +53,7 @@ class Buffers:
 
     q: cute.Pointer  # bf16 [panel][row]
     p: cute.Pointer  # bf16 [key // 64][row]
-    k: cute.Pointer  # bf16 [stage][panel][key]
+    k: cute.Pointer  # bf16 [panel][key]
     v: cute.Pointer  # bf16 [piece][panel][key]
     halves: cute.Pointer  # fp32 [turn][lane], see `rows.py`
     marks: Int32  # a bit for each key of a tile, 128 for each of two
@@ -69,7 +69,6 @@ class Scope:
 
     q: TmaTensor  # modes (head, column, token, entry)
     k: TmaTensor | None  # modes (row, column, page)
-    v: TmaTensor | None  # the same in smaller boxes
     last_v: TmaTensor | None  # the same, which tell the CTA itself that they have landed
     given: KernelArguments
     work: Work
@@ -83,7 +82,7 @@ class Lane:
 
     lane: Int32
     row: Int32  # of the CTA's tile
-    half: Int32  # which half of the columns of a product
+    half: Int32  # which half of the columns
     token: Int32
     head: Int32
     real: Boolean  # whether the row has a token and a head

@@ -12,7 +12,7 @@ from mla.attention.formats import LATENT
 from mla.attention.shared.collect import End, angles, collect, factors_of
 from mla.attention.shared.mailbox import Mailbox, send, senders_of
 from mla.attention.sm100.args import Buffers, Lane, Scope, Sums, Work
-from mla.attention.sm100.plan import LANE_COLUMNS, PRODUCTS, PV_COLUMNS, Plan100
+from mla.attention.sm100.plan import COLUMNS, Plan100
 
 CHUNK = 32  # columns in registers at a time
 WORDS = 4  # of a store to shared memory
@@ -83,14 +83,13 @@ def lay_out(plan: Plan100, scope: Scope, lane: Lane, sums: Sums) -> None:
     if lane.row < plan.tiles.rows:
         if lane.half == 0:
             store(address + 2 * LATENT, Float32, (sums.top, sums.total))
-    for product in cutlass.range_constexpr(PRODUCTS):
-        for column in cutlass.range_constexpr(0, LANE_COLUMNS, CHUNK):
-            read_chunk(scope, lane, product * LANE_COLUMNS + column, values)
-            place = address + 2 * (product * PV_COLUMNS + lane.half * LANE_COLUMNS + column)
-            for first in cutlass.range_constexpr(0, CHUNK, 2 * WORDS):
-                pairs = (first + 2 * word for word in range(WORDS))
-                words = tuple(pack(values[pair], values[pair + 1], "bf16") for pair in pairs)
-                store(place + first * 2, Uint32, words)
+    for column in cutlass.range_constexpr(0, COLUMNS, CHUNK):
+        read_chunk(scope, lane, column, values)
+        place = address + 2 * (lane.half * COLUMNS + column)
+        for first in cutlass.range_constexpr(0, CHUNK, 2 * WORDS):
+            pairs = (first + 2 * word for word in range(WORDS))
+            words = tuple(pack(values[pair], values[pair + 1], "bf16") for pair in pairs)
+            store(place + first * 2, Uint32, words)
     cute.arch.fence_proxy("async.shared", space="cta")
 
 
@@ -105,22 +104,20 @@ def store_row(plan: Plan100, scope: Scope, lane: Lane, sums: Sums) -> None:
             given.lse[work.entry, lane.token, lane.head] = lse
     values = cute.make_rmem_tensor(CHUNK, Float32)
     words = cute.make_rmem_tensor(CHUNK // 2, Uint32)
-    for product in cutlass.range_constexpr(PRODUCTS):
-        for column in cutlass.range_constexpr(0, LANE_COLUMNS, CHUNK):
-            read_chunk(scope, lane, product * LANE_COLUMNS + column, values)
-            for k in cutlass.range_constexpr(CHUNK):
-                values[k] = values[k] * factor
-            turned = product == PRODUCTS - 1 and column >= LANE_COLUMNS - rope
-            if cutlass.const_expr(rope > 0 and turned):
-                if lane.half == 1 and lane.real:
-                    rotate_back(scope, values, column - (LANE_COLUMNS - rope))
-            for word in cutlass.range_constexpr(CHUNK // 2):
-                words[word] = pack(values[2 * word], values[2 * word + 1], "bf16")
-            if lane.real:
-                row = given.o[work.entry, lane.token, lane.head, None].iterator
-                first = product * PV_COLUMNS + lane.half * LANE_COLUMNS + column
-                start = (cute.recast_ptr(row, dtype=Uint32) + first // 2).align(16)
-                cute.autovec_copy(words, cute.make_tensor(start, cute.make_layout(CHUNK // 2)))
+    for column in cutlass.range_constexpr(0, COLUMNS, CHUNK):
+        read_chunk(scope, lane, column, values)
+        for k in cutlass.range_constexpr(CHUNK):
+            values[k] = values[k] * factor
+        if cutlass.const_expr(rope > 0 and column >= COLUMNS - rope):
+            if lane.half == 1 and lane.real:
+                rotate_back(scope, values, column - (COLUMNS - rope))
+        for word in cutlass.range_constexpr(CHUNK // 2):
+            words[word] = pack(values[2 * word], values[2 * word + 1], "bf16")
+        if lane.real:
+            row = given.o[work.entry, lane.token, lane.head, None].iterator
+            start = cute.recast_ptr(row, dtype=Uint32) + (lane.half * COLUMNS + column) // 2
+            target = cute.make_tensor(start.align(16), cute.make_layout(CHUNK // 2))
+            cute.autovec_copy(words, target)
 
 
 @cute.jit

@@ -14,6 +14,7 @@ from cutlass.memory import SmemAllocator
 
 from kernelkit.device.boxes import TmaTensor, describe, reorder
 from kernelkit.device.buffers import buffer_at
+from kernelkit.device.control import set_registers
 from kernelkit.device.pipelines import announce_barriers, make_pipelines, meet_peer
 from kernelkit.device.shared_words import store
 from kernelkit.device.tmem import order_after_wait, order_before_signal
@@ -23,8 +24,9 @@ from mla.attention.kernel_arguments import KernelArguments
 from mla.attention.shared.mailbox import open_mailbox
 from mla.attention.signature import example_arguments
 from mla.attention.sm100.args import Buffers, Pipes, Scope
+from mla.attention.sm100.copy import Copy
 from mla.attention.sm100.finish import mailbox_of
-from mla.attention.sm100.load import LoadK, LoadV, k_box, q_box, v_box
+from mla.attention.sm100.load import LoadK, LoadV, k_box, q_box
 from mla.attention.sm100.mma import Mma
 from mla.attention.sm100.plan import PAIR, PANEL, PANEL_BYTES, ROWS, Plan100
 from mla.attention.sm100.softmax import Softmax
@@ -43,7 +45,7 @@ class LatentSm100:
         self.softmax, self.mma = Softmax(self.plan), Mma(self.plan)
         self.load_k, self.load_v = LoadK(self.plan), LoadV(self.plan)
         if not self.plan.by_tma:
-            pass
+            self.copies = (Copy(self.plan, False), Copy(self.plan, True))
 
     @property
     def config(self) -> LatentConfig:
@@ -57,13 +59,13 @@ class LatentSm100:
         if cutlass.const_expr(self.config.cluster > 1):
             fetch_q = cpasync.CopyBulkTensorTileG2SMulticastOp(TWO)
         q = describe(fetch_q, reorder(given.q, ROWS_FIRST), q_box(plan))
-        k = v = last_v = None
+        k = last_v = None
         if cutlass.const_expr(plan.by_tma):
             tensor, own = reorder(given.keys.store, (1, 2, 0)), cpasync.CopyBulkTensorTileG2SOp()
-            k, v = (describe(fetch, tensor, box(plan)) for box in (k_box, v_box))
-            last_v = describe(own, tensor, v_box(plan))
+            k = describe(fetch, tensor, k_box(plan))
+            last_v = describe(own, tensor, k_box(plan))
         pairs = self.config.cluster * given.parts * (plan.tiles.count // PAIR) * given.q.shape[0]
-        self.kernel(q, k, v, last_v, given).launch(
+        self.kernel(q, k, last_v, given).launch(
             grid=(PAIR * pairs, 1, 1),
             block=(plan.roles.threads, 1, 1),
             cluster=(plan.ctas, 1, 1),
@@ -76,7 +78,6 @@ class LatentSm100:
         self,
         q: TmaTensor,
         k: TmaTensor | None,
-        v: TmaTensor | None,
         last_v: TmaTensor | None,
         given: KernelArguments,
     ) -> None:
@@ -102,8 +103,9 @@ class LatentSm100:
             order_before_signal()
         cute.arch.sync_threads()
         order_after_wait()
-        scope = Scope(q, k, v, last_v, given, work, self.buffers(smem), pipes)
+        scope = Scope(q, k, last_v, given, work, self.buffers(smem), pipes)
         if warp <= self.softmax.role.last_warp:
+            set_registers(plan.roles, self.softmax.role)
             self.softmax.run(scope)
         elif warp == self.mma.role.first_warp:
             self.mma.run(scope)
@@ -114,7 +116,10 @@ class LatentSm100:
                 self.load_v.run(scope)
         elif warp > plan.roles["idle"].last_warp:
             if cutlass.const_expr(not plan.by_tma):
-                self.copy.run(scope)
+                for copy in self.copies:
+                    if warp >= copy.role.first_warp and warp <= copy.role.last_warp:
+                        set_registers(plan.roles, copy.role)
+                        copy.run(scope)
         if warp > self.softmax.role.last_warp:
             if cutlass.const_expr(self.config.cluster > 1):
                 cute.arch.cluster_arrive_relaxed()  # as the softmax does, see `finish.py`

@@ -6,6 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Int32, Uint16, Uint32
 from cutlass.cute.nvgpu import cpasync
+from cutlass.pipeline import PipelineState
 
 from kernelkit.device.boxes import Box, BoxPosition, TmaTensor, partition
 from kernelkit.device.pipelines import consumer_state_at, producer_state_at
@@ -17,25 +18,20 @@ from mla.attention.sm90.load import partition_box
 from mla.attention.sm100.args import Scope
 from mla.attention.sm100.finish import mailbox_of
 from mla.attention.sm100.plan import (
-    GROUP,
-    K_STAGES,
+    COLUMNS,
+    HALF,
     KEYS,
-    LANE_COLUMNS,
     OWN_KEYS,
     PAIR,
     PANEL,
     PANEL_BYTES,
     PIECE_BYTES,
-    PIECE_KEYS,
     PIECES,
-    PV_COLUMNS,
     S_STAGES,
-    V_PANELS,
     Plan100,
 )
 
 PANEL_ITEMS, PIECE_ITEMS = PANEL_BYTES // 2, PIECE_BYTES // 2
-V_PANEL_ITEMS = PIECE_ITEMS // V_PANELS
 
 
 def q_box(plan: Plan100) -> Box:
@@ -44,20 +40,8 @@ def q_box(plan: Plan100) -> Box:
 
 
 def k_box(plan: Plan100) -> Box:
-    """Return the box of K: the CTA's keys of a tile, or as many of them as one page holds."""
-    return Box(plan.k_box_rows, PANEL, BFloat16)
-
-
-def v_box(plan: Plan100) -> Box:
-    """Return the box of V: a piece, or as much of it as one page holds."""
-    return Box(plan.v_box_rows, PANEL, BFloat16)
-
-
-@cute.jit
-def v_column(half: Int32, panel: cutlass.Constexpr) -> Int32:
-    """Return the first column of a panel of V of a CTA: its half of each product."""
-    each = LANE_COLUMNS // PANEL
-    return panel // each * PV_COLUMNS + half * LANE_COLUMNS + panel % each * PANEL
+    """Return the box of keys: half of a tile's, or as many of them as one page holds."""
+    return Box(plan.box_rows, PANEL, BFloat16)
 
 
 @dataclass(frozen=True)
@@ -137,20 +121,18 @@ class LoadK:
             now.pages.store(boxes.pages.load())
             find(plan, scope, box, begin + (number + 1) * KEYS, boxes)  # buffers are still in use
             for group in cutlass.range_constexpr(len(groups)):
-                state = producer_state_at(K_STAGES, number * len(groups) + group)
-                ring.acquire_bytes(state, len(groups[group]) * PANEL_BYTES)
+                ring.acquire_bytes(free(group, number), len(groups[group]) * PANEL_BYTES)
                 for panel in groups[group]:
-                    place = (state.index * GROUP + panel % GROUP) * PANEL_ITEMS
-                    target, barrier = scope.buffers.k + place, ring.barrier(state.index)
+                    target = scope.buffers.k + panel * PANEL_ITEMS
+                    barrier = ring.barrier(Int32(group))
                     load_panel(scope.k, box, now, panel * PANEL, target, barrier)
         self.leave(scope)
 
     @cute.jit
     def leave(self, scope: Scope) -> None:
         """Wait until the leader has released all stages, so that its releases find this CTA."""
-        filled = scope.work.count * len(self.plan.groups)
-        for stage in cutlass.range_constexpr(K_STAGES):
-            scope.pipes.k.wait_free(producer_state_at(K_STAGES, filled + stage))
+        for group in cutlass.range_constexpr(len(self.plan.groups)):
+            scope.pipes.k.wait_free(free(group, scope.work.count))
 
 
 class LoadV:
@@ -164,20 +146,20 @@ class LoadV:
     def run(self, scope: Scope) -> None:
         """Whole life of the warp. Rows past the last key are cleared in the last tile."""
         plan, ring, work = self.plan, scope.pipes.v, scope.work
-        cpasync.prefetch_descriptor(scope.v.atom)
-        boxes = make_boxes(KEYS, v_box(plan))
+        cpasync.prefetch_descriptor(scope.last_v.atom)
+        boxes = make_boxes(KEYS, k_box(plan))
         for number in cutlass.range(work.count, unroll=1):
             first = (work.begin + number) * KEYS
-            find(plan, scope, v_box(plan), first, boxes)  # while buffers are still in use
+            find(plan, scope, k_box(plan), first, boxes)  # while buffers are still in use
             self.mark(scope, first, boxes, number)
             if first + KEYS <= work.keys:
                 for piece in cutlass.range_constexpr(PIECES):
-                    ring.acquire(producer_state_at(PIECES, number * PIECES + piece))
-                    self.load_piece(scope, scope.v, boxes, piece, ring.barrier(Int32(piece)))
+                    ring.acquire(free(piece, number))
+                    self.load_piece(scope, scope.k, boxes, piece, ring.barrier(Int32(piece)))
             else:
                 self.load_last(scope, first, boxes, number)
         for piece in cutlass.range_constexpr(PIECES):
-            ring.wait_free(producer_state_at(PIECES, work.count * PIECES + piece))
+            ring.wait_free(free(piece, work.count))
 
     @cute.jit
     def load_piece(
@@ -189,12 +171,13 @@ class LoadV:
         barrier: cute.Pointer,
     ) -> None:
         """Start the boxes of a piece."""
-        box = v_box(self.plan)
-        count = PIECE_KEYS // box.rows
+        box = k_box(self.plan)
+        count = OWN_KEYS // box.rows
         own = Boxes(*(part_of(each, piece * count, count) for each in (boxes.rows, boxes.pages)))
-        for panel in cutlass.range_constexpr(V_PANELS):
-            target = scope.buffers.v + piece * PIECE_ITEMS + panel * V_PANEL_ITEMS
-            load_panel(tma, box, own, v_column(scope.work.half, panel), target, barrier)
+        for panel in cutlass.range_constexpr(HALF):
+            target = scope.buffers.v + piece * PIECE_ITEMS + panel * PANEL_ITEMS
+            column = scope.work.half * COLUMNS + panel * PANEL
+            load_panel(tma, box, own, column, target, barrier)
 
     @cute.jit
     def load_last(self, scope: Scope, first: Int32, boxes: Boxes, number: Int32) -> None:
@@ -203,7 +186,7 @@ class LoadV:
         """
         pipes = scope.pipes
         for piece in cutlass.range_constexpr(PIECES):
-            pipes.v.wait_free(producer_state_at(PIECES, number * PIECES + piece))
+            pipes.v.wait_free(free(piece, number))
         pipes.landed.signal(Int32(0))
         for piece in cutlass.range_constexpr(PIECES):
             self.load_piece(scope, scope.last_v, boxes, piece, pipes.landed.barrier(Int32(0)))
@@ -214,10 +197,10 @@ class LoadV:
         for turn in cutlass.range_constexpr(KEYS // hw.WARP_THREADS):
             key = turn * hw.WARP_THREADS + lane
             if first + key >= scope.work.keys:
-                for panel in cutlass.range_constexpr(V_PANELS):
+                for panel in cutlass.range_constexpr(HALF):
                     # A line of zeros needs no swizzle: it stays within the line.
-                    place = key // PIECE_KEYS * PIECE_ITEMS + panel * V_PANEL_ITEMS
-                    line = scope.buffers.v + (place + key % PIECE_KEYS * PANEL)
+                    place = key // OWN_KEYS * PIECE_ITEMS + panel * PANEL_ITEMS
+                    line = scope.buffers.v + (place + key % OWN_KEYS * PANEL)
                     target = cute.make_tensor(line.align(16), cute.make_layout(PANEL))
                     cute.autovec_copy(zeros, target)
         cute.arch.fence_proxy("async.shared", space="cta")
@@ -228,20 +211,31 @@ class LoadV:
     @cute.jit
     def mark(self, scope: Scope, first: Int32, boxes: Boxes, number: Int32) -> None:
         """Store which keys of a tile have a page: bits for those past the last key are set."""
-        rows, pages = v_box(self.plan).rows, scope.given.keys.store.shape[0]
+        rows, pages = k_box(self.plan).rows, scope.given.keys.store.shape[0]
         words = [Uint32(0)] * (KEYS // 32)
         for part in cutlass.range_constexpr(KEYS // rows):
             page = boxes.pages[part]
             there = (page >= 0 and page < pages) or first + part * rows >= scope.work.keys
-            bits = ((1 << rows) - 1) << (part * rows % 32)
-            word = part * rows // 32
-            words[word] = words[word] | (Uint32(bits) if there else Uint32(0))
+            for word in cutlass.range_constexpr(KEYS // 32):
+                bits = bits_of_part(part, rows, word)
+                if cutlass.const_expr(bits != 0):
+                    words[word] = words[word] | (Uint32(bits) if there else Uint32(0))
         state = producer_state_at(S_STAGES, number)
         scope.pipes.marks.wait_free(state)
         with cute.arch.elect_one():
             store(scope.buffers.marks + state.index * (KEYS // 8), Uint32, tuple(words))
         cute.arch.sync_warp()
         scope.pipes.marks.signal(state.index)
+
+
+def bits_of_part(part: int, rows: int, word: int) -> int:
+    """Return the bits of a box's keys in a word of 32 keys."""
+    return ((1 << rows) - 1) << (part * rows) >> (32 * word) & 0xFFFFFFFF
+
+
+def free(stage: int, number: Int32) -> PipelineState:
+    """Return the state of who fills a stage for the time `number`."""
+    return PipelineState(0, number, Int32(stage), number % 2 ^ 1)
 
 
 @cute.jit

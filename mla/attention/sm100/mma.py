@@ -16,19 +16,19 @@ from kernelkit.device.umma import Step, bf16_instruction, issue_run, operand_at
 from mla.attention.sm100.args import Scope
 from mla.attention.sm100.finish import mailbox_of
 from mla.attention.sm100.plan import (
+    HALF,
     KEYS,
     LANE_COLUMNS,
+    OWN_KEYS,
     PAIR,
     PANEL,
     PANEL_BYTES,
     PIECE_BYTES,
-    PIECE_KEYS,
     PIECES,
     PRODUCTS,
     PV_COLUMNS,
     ROWS,
     S_STAGES,
-    V_PANELS,
     Plan100,
 )
 
@@ -37,7 +37,6 @@ PV = bf16_instruction(PAIR * ROWS, PV_COLUMNS, False)
 LINE = PANEL * 2  # bytes of a row of a panel
 EIGHT = 8 * LINE
 STEP = 16  # K of an MMA: columns of Q, or keys
-V_PANEL_BYTES = PIECE_BYTES // V_PANELS
 
 
 def qk_steps(panels: range) -> tuple[Step, ...]:
@@ -54,12 +53,12 @@ def pv_steps(piece: int) -> tuple[Step, ...]:
     """Return the MMAs of O over a piece of keys. Whether the first ones add is not known here."""
     steps = []
     for product in range(PRODUCTS):
-        for part in range(PIECE_KEYS // STEP):
-            key = piece * PIECE_KEYS + part * STEP
-            weights = key // PANEL * PANEL_BYTES + key % PANEL * 2
+        for part in range(OWN_KEYS // STEP):
+            weights = piece * PANEL_BYTES + part * STEP * 2
             values = piece * PIECE_BYTES + part * STEP * LINE
-            values += product * (V_PANELS // PRODUCTS) * V_PANEL_BYTES
-            steps.append(Step(product * LANE_COLUMNS, weights, values, True if key else None))
+            values += product * (HALF // PRODUCTS) * PANEL_BYTES
+            first = piece + part == 0
+            steps.append(Step(product * LANE_COLUMNS, weights, values, None if first else True))
     return tuple(steps)
 
 
@@ -115,7 +114,7 @@ class Mma:
         tmem.order_after_wait()
         d = buffers.tmem.toint() + plan.tmem["O"].begin
         p = operand_at(buffers.p.toint(), 16, EIGHT)
-        v = operand_at(buffers.v.toint(), V_PANEL_BYTES, EIGHT)
+        v = operand_at(buffers.v.toint(), PANEL_BYTES, EIGHT)
         for piece in cutlass.range_constexpr(PIECES):
             pipes.v.wait(filled(piece, number))
             issue_run(True, PV, d, p, v, pv_steps(piece), number > 0)

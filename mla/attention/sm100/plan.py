@@ -2,16 +2,17 @@
 
 A pair of CTAs has two row tiles of 64 query rows and tiles of 128 keys, and multiplies them with
 one instruction (M = 128, cta_group::2). Each CTA has its rows of Q, S, P and O. Of the keys it has
-64 for Q K^T, and half of the columns of all 128 for P V. Both come as panels of 64 columns: nine of
-64 keys, or eight without RoPE columns, and two pieces of 64 keys with four panels each.
+64 for Q K^T, and half of the columns of all 128 for P V. Both come as panels of 64 columns of 64
+keys: eight for Q K^T, and a ninth with RoPE columns, in two or three groups; and two pieces of V
+with four panels each.
 
 In tensor memory a row of S or O lies in two lanes r and 64 + r (PTX ISA, data path layout B): the
-first has the first half of the columns of a product, the second the other half.
+first has the first half of the columns, the second the other half.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -32,18 +33,14 @@ KEYS = 128  # of a tile
 OWN_KEYS = KEYS // PAIR  # for Q K^T
 PANEL = 64  # columns of a panel: 128 bytes
 PANEL_BYTES = OWN_KEYS * PANEL * 2  # also of 64 rows of Q or P
-GROUP = 3  # panels that a barrier announces: products of fewer take no longer than a wait
-GROUP_BYTES = GROUP * PANEL_BYTES
-K_STAGES = 3
+HALF = LATENT // PANEL // PAIR  # panels of half of the columns
 PV_COLUMNS = 256  # N of P V
 PRODUCTS = LATENT // PV_COLUMNS
-LANE_COLUMNS = PV_COLUMNS // PAIR  # of a product in a lane, and of V in a CTA
-V_PANELS = PRODUCTS * LANE_COLUMNS // PANEL
-PIECES = 2  # of V, by keys
-PIECE_KEYS = KEYS // PIECES
-PIECE_BYTES = V_PANELS * PIECE_KEYS * PANEL * 2
+LANE_COLUMNS = PV_COLUMNS // PAIR  # of a product in a lane, and in a CTA's V
+COLUMNS = PRODUCTS * LANE_COLUMNS  # of O in a lane, and of a CTA's V
+PIECES = PAIR  # of V: the keys that each CTA has for Q K^T
+PIECE_BYTES = HALF * PANEL_BYTES
 P_BYTES = ROWS * KEYS * 2
-KEY_BYTES = K_STAGES * GROUP_BYTES + PIECES * PIECE_BYTES
 S_STAGES = 2
 TURNS = 3  # slots in which the halves of a row exchange a number
 
@@ -72,9 +69,14 @@ class Plan100:
 
     @cached_property
     def groups(self) -> tuple[range, ...]:
-        """Panels of K by barriers."""
-        firsts = range(0, self.panels, GROUP)  # K_STAGES, so that a group's stage is a constant
-        return tuple(range(first, min(first + GROUP, self.panels)) for first in firsts)
+        """Panels of K by barriers: the halves, and the panel behind them."""
+        firsts = range(0, self.panels, HALF)
+        return tuple(range(first, min(first + HALF, self.panels)) for first in firsts)
+
+    @cached_property
+    def key_bytes(self) -> int:
+        """Bytes of K and V of a tile in a CTA."""
+        return self.panels * PANEL_BYTES + PIECES * PIECE_BYTES
 
     @cached_property
     def by_tma(self) -> bool:
@@ -85,14 +87,9 @@ class Plan100:
         return plain and fits and not keys.listed and self.config.extra is None
 
     @cached_property
-    def k_box_rows(self) -> int:
-        """Keys of a TMA box of K."""
+    def box_rows(self) -> int:
+        """Keys of a TMA box."""
         return min(self.config.keys.rows, OWN_KEYS)
-
-    @cached_property
-    def v_box_rows(self) -> int:
-        """Keys of a TMA box of V."""
-        return min(self.config.keys.rows, PIECE_KEYS)
 
     @cached_property
     def mail(self) -> MailPlan:
@@ -102,7 +99,7 @@ class Plan100:
             cluster=self.config.cluster,
             stride=PAIR,
             columns=LATENT,
-            space=KEY_BYTES,
+            space=self.key_bytes,
             most_rows=ROWS,
             threads=self.roles["softmax"].threads,
             barrier="rows",
@@ -129,22 +126,27 @@ class Plan100:
             Role("idle", 7, 1, "complete the warpgroup"),
         ]
         if not self.by_tma:
-            roles.append(Role("gather", 8, 4, "copy tiles of keys and values"))
+            roles += [
+                Role("copy_k", 8, 4, "copy entries for Q K^T"),
+                Role("copy_v", 12, 4, "copy entries for P V, and mark them"),
+            ]
+            registers = (184, *[72] * 4, 128, 128)
+            roles = [replace(role, registers=n) for role, n in zip(roles, registers, strict=True)]
         return RolePlan(tuple(roles))
 
     @cached_property
     def edges(self) -> EdgePlan:
         ring: dict[str, Any] = {"signal": Signal.TMA, "release": Signal.UMMA}
-        group, piece = ({"tx_bytes": size, **ring} for size in (GROUP_BYTES, PIECE_BYTES))
+        half = {"tx_bytes": PIECE_BYTES, **ring}  # the last group of K has fewer
         k, v = "load_k", "load_v"
         if not self.by_tma:
-            k = v = "gather"
-            group = piece = {"signal": Signal.THREADS, "release": Signal.UMMA}
+            k, v = "copy_k", "copy_v"
+            half = {"signal": Signal.WARPS, "release": Signal.UMMA}
         q_bytes = self.panels * self.tiles.rows * PANEL * 2
         told: dict[str, Any] = {"signal": Signal.WARPS, "release": Signal.WARPS}
         edges = [
-            Edge("k", k, "mma", K_STAGES, payload="panels of K", **group),
-            Edge("v", v, "mma", PIECES, payload="piece of V", **piece),
+            Edge("k", k, "mma", len(self.groups), payload="panels of K", **half),
+            Edge("v", v, "mma", PIECES, payload="piece of V", **half),
             Edge("q", "load_k", "mma", 1, Signal.TMA, "Q", q_bytes, freed_by="exit"),
             Edge("s", "mma", "softmax", S_STAGES, Signal.UMMA, "S", release=Signal.THREADS),
             Edge("p", "softmax", "mma", 1, Signal.THREADS, "P", freed_by="o"),
@@ -189,21 +191,20 @@ class Plan100:
                 SmemBuffer("halves", 4 * PAIR * ROWS, TURNS, align=16),
                 SmemBuffer("sQ", PANEL_BYTES, self.panels),
                 SmemBuffer("sP", P_BYTES),
-                SmemBuffer("sK", GROUP_BYTES, K_STAGES),
+                SmemBuffer("sK", PANEL_BYTES, self.panels),
                 SmemBuffer("sV", PIECE_BYTES, PIECES),
-                SmemBuffer("mail", KEY_BYTES, over="sK"),
+                SmemBuffer("mail", self.key_bytes, over="sK"),
             )
         )
 
     @cached_property
     def tmem(self) -> TmemPlan:
         """Columns of tensor memory."""
-        o = PRODUCTS * LANE_COLUMNS
         return TmemPlan(
             (
-                TmemRange("O", 0, o, "O, fp32"),
-                TmemRange("S0", o, OWN_KEYS, "S, fp32"),
-                TmemRange("S1", o + OWN_KEYS, OWN_KEYS, "S, fp32"),
+                TmemRange("O", 0, COLUMNS, "O, fp32"),
+                TmemRange("S0", COLUMNS, OWN_KEYS, "S, fp32"),
+                TmemRange("S1", COLUMNS + OWN_KEYS, OWN_KEYS, "S, fp32"),
             )
         )
 
@@ -221,7 +222,6 @@ class Plan100:
             )
         if config.sharers != 1:
             raise ValueError(f"sharers {config.sharers}: 1, a pair shares its keys anyway")
-        assert len(self.groups) == K_STAGES
         self.roles.check()
         self.edges.check()
         self.barriers.check()
