@@ -71,6 +71,7 @@ class LatentSm100:
             cluster=(plan.ctas, 1, 1),
             stream=stream,
             use_pdl=self.config.pdl,
+            min_blocks_per_mp=1,  # without it ptxas ignores setmaxnreg
         )
 
     @cute.kernel
@@ -107,14 +108,10 @@ class LatentSm100:
         if warp <= self.softmax.role.last_warp:
             set_registers(plan.roles, self.softmax.role)
             self.softmax.run(scope)
-        elif warp == self.mma.role.first_warp:
-            self.mma.run(scope)
-        elif warp == self.load_k.role.first_warp:
-            self.load_k.run(scope)
-        elif warp == self.load_v.role.first_warp:
-            if cutlass.const_expr(plan.by_tma):
-                self.load_v.run(scope)
-        elif warp > plan.roles["idle"].last_warp:
+        elif warp <= plan.roles["idle"].last_warp:
+            set_registers(plan.roles, self.mma.role)
+            self.issue(scope, warp)
+        else:
             if cutlass.const_expr(not plan.by_tma):
                 for copy in self.copies:
                     if warp >= copy.role.first_warp and warp <= copy.role.last_warp:
@@ -132,6 +129,17 @@ class LatentSm100:
         if warp == self.softmax.role.first_warp:
             pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, tmem_base)
             cute.arch.dealloc_tmem(pointer, plan.tmem.allocated, is_two_cta=True)
+
+    @cute.jit
+    def issue(self, scope: Scope, warp: Int32) -> None:
+        """Dispatch the warps that issue MMAs and TMA."""
+        if warp == self.mma.role.first_warp:
+            self.mma.run(scope)
+        elif warp == self.load_k.role.first_warp:
+            self.load_k.run(scope)
+        elif warp == self.load_v.role.first_warp:
+            if cutlass.const_expr(self.plan.by_tma):
+                self.load_v.run(scope)
 
     @cute.jit
     def clear_rows(self, buffers: Buffers) -> None:
