@@ -125,10 +125,14 @@ Places = Callable[[int], int]  # CTAs of a cluster -> clusters that run at once
 
 def decide(arguments: Arguments, target: Target) -> Decision:
     """Choose the launch of checked arguments."""
-    arch = target.arch
-    kernel = kernel_of(arguments.kernel, arch)
-    config = plain_config(arguments)
-    load = Load(
+    kernel = kernel_of(arguments.kernel, target.arch)
+    load = load_of(arguments, target)
+    return _decision(plain_config(arguments), kernel, load, target, arguments.q.device)
+
+
+def load_of(arguments: Arguments, target: Target) -> Load:
+    """Return the sizes of a call, and the options that fix its division."""
+    return Load(
         entries=entries_of(arguments),
         keys=arguments.longest,
         sms=sms_for(arguments.q.device, target),
@@ -137,7 +141,6 @@ def decide(arguments: Arguments, target: Target) -> Decision:
         cluster=arguments.cluster,
         parts=arguments.parts,
     )
-    return _decision(config, kernel, load, target, arguments.q.device)
 
 
 @lru_cache(KEPT)
