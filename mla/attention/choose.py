@@ -102,6 +102,12 @@ class Decision:
         return self.entries * self.row_tiles * self.parts * self.config.cluster
 
     @property
+    def senders(self) -> int:
+        """CTAs that share an entry and send each other O in bf16; 0 if O stays in fp32."""
+        sharing = self.config.cluster * self.parts
+        return sharing if self.kernel == WGMMA and sharing > 1 else 0
+
+    @property
     def workspace(self) -> tuple[int, int, int]:
         """Shape of the workspace in fp32 (units, parts, words); zeros without parts."""
         if not self.config.parts:
