@@ -32,11 +32,10 @@ from lab.tools import tables
 from lab.tools.common import describe
 from lab.tools.place import Place
 from mla import decode, sparse_decode, sparse_prefill
-from mla.attention.api import dense_fields, sparse_fields
 from mla.attention.arguments import Arguments
 from mla.attention.choose import ARCHS, WARP, Decision, plan_of, tile_of
 from mla.attention.config import LatentConfig
-from mla.attention.launch import DECODE, SPARSE, prepare
+from mla.attention.launch import prepare
 from mla.attention.portable.plan import PortablePlan
 from mla.attention.sm90.plan import Plan90
 from mla.attention.sm100.plan import Plan100
@@ -83,7 +82,10 @@ class Case(family.Problem):
         return partial(FUNCTIONS[self.operation], *given, return_lse=True, **options)
 
     def judge(self, drawn: latent.Given, name: str, results: Any, slack: float) -> dict[str, Any]:
-        o, lse = self.inputs.judge(results, str(results[0].device))
+        place = {"arch": self.arch} if results[0].device.type == "cpu" else {}
+        device, place = str(results[0].device), place | self.options
+        senders = latent.senders_of(self._case, place, device)
+        o, lse = self.inputs.judge(results, device, senders=senders)
         return errors_of(o, lse, slack) | {"ok": max(share(o, slack), share(lse, slack)) <= 1.0}
 
     def samples(self, drawn: latent.Given, results: Any, place: Place) -> dict[str, Sample]:
@@ -92,6 +94,12 @@ class Case(family.Problem):
         warm = cold_and_warm([call])["warm"]
         return {"warm": warm, "host": calls(call)}
 
+    @property
+    def _case(self) -> latent.Case:
+        """The inputs, which say whether there are many tokens."""
+        many = self.operation == "sparse_prefill"
+        return replace(self.inputs, options=((latent.MANY, True),) if many else ())
+
     @cached_property
     def decision(self) -> Decision:
         """Return what is launched, as if there were no GPU; raises what the call raises."""
@@ -99,12 +107,7 @@ class Case(family.Problem):
 
     def without_memory(self) -> Arguments:
         """Return the arguments of the operator with tensors without contents."""
-        given, options = moved(self.inputs.inputs(), "meta")
-        options |= self.options | {"arch": self.arch}
-        if self.operation == "decode":
-            return DECODE.arguments(dense_fields(*given, options))
-        fields = sparse_fields(*given, options)
-        return SPARSE.arguments(fields | {"many": self.operation == "sparse_prefill"})
+        return latent.arguments_of(self._case, self.options | {"arch": self.arch})
 
     def plan(self, arch: str) -> Iterator[str]:
         return explain(self)

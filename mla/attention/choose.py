@@ -128,6 +128,12 @@ class Decision:
         return self.entries * self.row_tiles * self.parts * self.config.cluster * pair
 
     @property
+    def senders(self) -> int:
+        """Ranks that share an entry and send each other O in bf16; 0 if O stays in fp32."""
+        sharing = self.config.cluster * self.parts
+        return sharing if self.kernel != WARP and sharing > 1 else 0
+
+    @property
     def workspace(self) -> tuple[int, int, int]:
         """Shape of the workspace in fp32 (units, parts, words); zeros without parts."""
         if not self.config.parts:
@@ -152,10 +158,15 @@ Places = Callable[[int], int]  # CTAs of a cluster -> clusters that run at once
 
 def decide(arguments: Arguments, target: Target) -> Decision:
     """Choose the launch of checked arguments."""
-    arch = target.arch
-    kernel = kernel_of(arguments.kernel, arch)
     config = plain_config(arguments)
-    load = Load(
+    kernel = kernel_of(arguments.kernel, target.arch, config)
+    load = load_of(arguments, target)
+    return _decision(config, kernel, load, target, arguments.q.device)
+
+
+def load_of(arguments: Arguments, target: Target) -> Load:
+    """Return the sizes of a call, and the options that fix its division."""
+    return Load(
         entries=entries_of(arguments),
         keys=arguments.longest,
         sms=sms_for(arguments.q.device, target),
@@ -164,7 +175,6 @@ def decide(arguments: Arguments, target: Target) -> Decision:
         cluster=arguments.cluster,
         parts=arguments.parts,
     )
-    return _decision(config, kernel, load, target, arguments.q.device)
 
 
 @lru_cache(KEPT)
@@ -194,11 +204,15 @@ def decision_for(
     return Decision(chosen, kernel, parts, tile.count, load.entries)
 
 
-def kernel_of(name: str, arch: str) -> str:
-    """Return the module of a kernel by its name for users; NotImplementedError if it has none."""
+def kernel_of(name: str, arch: str, config: LatentConfig) -> str:
+    """Return the module of a kernel by its name for users, or of the first that reads the records.
+
+    Raises: NotImplementedError for a kernel that the architecture does not have.
+    """
     known = KERNELS[written_for(arch)]
     if name == "auto":
-        return next(iter(known.values()))
+        coded = any(keys.form.code for keys in config.sources)
+        return next(module for module in known.values() if module != UMMA or not coded)
     if name not in known:
         raise NotImplementedError(f"kernel {name!r} on {arch}: one of {('auto', *known)}")
     return known[name]

@@ -160,5 +160,5 @@ def raw_bytes(form: Form) -> int:
 
 
 def make_plan(config: LatentConfig) -> PortablePlan:
-    """Return the plan of a config, by which reports name roles; what it checks depends on the GPU."""
+    """Return the plan of a config, unchecked, by which reports name roles."""
     return PortablePlan(config)

@@ -2,7 +2,7 @@
 
 Rank r of R finishes n rows of O, from r n on. Every CTA with keys lays its O out by rows, and one
 bulk copy brings each owner its rows; the owner's mbarrier counts the bytes. O is not normalised,
-and rounded to bf16, which halves the time of the copies. `reference.rounded` lacks this rounding.
+and rounded to bf16, which halves the time of the copies; `reference.rounded` rounds it, too.
 
     row: O in bf16, then fp32 maximum and sum, and 8 bytes that keep rows in different banks
     sent [row]      mail [rank][owned row]

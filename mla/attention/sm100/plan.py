@@ -213,7 +213,9 @@ class Plan100:
         config, mail = self.config, self.mail
         for keys in config.sources:
             if keys.form.code:
-                raise NotImplementedError(f"record {keys.record}")
+                raise NotImplementedError(
+                    f"kernel 'umma' with record {keys.record}: bf16; kernel 'warp' reads codes"
+                )
         if not 1 <= self.ctas <= MAX_CLUSTER or not mail.fits:
             raise ValueError(
                 f"cluster {config.cluster} of pairs with tiles of {mail.rows} rows: at most "
