@@ -70,10 +70,10 @@ class Tile:
     """Tile of one kernel.
 
     rows, keys: of a tile.
-    count: row tiles of an entry.
+    count: row tiles of an entry, or pairs of them.
     costs: of a kernel whose CTAs form clusters; None without clusters.
     gathered: whether threads gather keys, since TMA cannot bring them.
-    pair: CTAs of a rank of a cluster.
+    pair: CTAs of a rank of a cluster, each with a row tile.
     capacity: rows of O that a CTA can receive from a cluster.
     """
 
@@ -124,8 +124,7 @@ class Decision:
     @property
     def grid(self) -> int:
         """Number of CTAs."""
-        pair = PAIR if self.kernel == UMMA else 1
-        return self.entries * self.row_tiles * self.parts * self.config.cluster * pair
+        return self.entries * self.row_tiles * self.parts * self.config.cluster
 
     @property
     def senders(self) -> int:
@@ -143,8 +142,7 @@ class Decision:
             rows = tile_of(self.kernel, self.config).rows
             return units, self.parts, rows * (LATENT + 2)
         mail = plan_of(self.kernel, self.config).mail
-        ctas = self.config.cluster * (LATENT // mail.columns)
-        return units * ctas, self.parts, mail.owned_rows * mail.partial_words
+        return units * self.config.cluster, self.parts, mail.owned_rows * mail.partial_words
 
     @property
     def workspace_bytes(self) -> int:
@@ -201,7 +199,7 @@ def decision_for(
         # Two row tiles that get the same keys by multicast take 2 % less (notes/mla.md).
         shared = tile.count % 2 == 0 and not tile.gathered and not load.batch_invariant
         chosen = replace(chosen, sharers=2 if shared else 1)
-    return Decision(chosen, kernel, parts, tile.count, load.entries)
+    return Decision(chosen, kernel, parts, tile.count * tile.pair, load.entries)
 
 
 def kernel_of(name: str, arch: str, config: LatentConfig) -> str:
@@ -228,14 +226,14 @@ def tile_of(kernel: str, config: LatentConfig) -> Tile:
     if kernel == WARP:
         rows = PortablePlan(config).rows
         return Tile(rows, KEYS, -(-config.heads * config.tokens // rows))
-    plan = plan_of(kernel, config)
+    plan, pair = plan_of(kernel, config), PAIR if kernel == UMMA else 1
     return Tile(
         rows=plan.tiles.rows,
         keys=plan.keys,
-        count=plan.tiles.count,
+        count=plan.tiles.count // pair,
         costs=COSTS[kernel],
         gathered=not plan.by_tma,
-        pair=LATENT // plan.mail.columns,
+        pair=pair,
         capacity=plan.mail.capacity,
     )
 

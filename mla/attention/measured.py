@@ -10,7 +10,7 @@ from kernelkit.plan import hw
 from kernelkit.tune.choices import Choice, Tuned, are_open
 from mla.attention.arguments import MAX_PARTS, Arguments
 from mla.attention.choose import KERNELS, Tile, entries_of, fits, plain_config, tile_of
-from mla.attention.config import LatentConfig
+from mla.attention.config import MAX_CLUSTER, LatentConfig
 
 OPTIONS = ("cluster", "parts", "kernel")
 TUNED = Tuned("mla", {arch: tuple(named.values()) for arch, named in KERNELS.items()}, OPTIONS)
@@ -56,7 +56,8 @@ def choices(problem: Measured, arch: str) -> list[Choice]:
 def _splits(problem: Measured, tile: Tile, sms: int) -> Iterator[tuple[int, int]]:
     """Yield (CTAs of a cluster, clusters that share an entry), a tile of keys for each CTA."""
     units, tiles = max(problem.entries, 1) * tile.count, max(-(-problem.keys // tile.keys), 1)
-    for cluster in CLUSTERS if tile.clustered else CLUSTERS[:1]:
+    clusters = [each for each in CLUSTERS if each * tile.pair <= MAX_CLUSTER]
+    for cluster in clusters if tile.costs is not None else CLUSTERS[:1]:
         for parts in PARTS:
             sharing = cluster * parts
             few = sharing == 1 or (sharing <= tiles and units * sharing <= WAVES * sms)

@@ -91,11 +91,11 @@ class LatentSm100:
         if cutlass.const_expr(self.config.pdl):
             cute.arch.griddepcontrol_wait()
         work = locate(plan, given)
-        self.clear_rows(self.buffers(smem))
         thread, _, _ = cute.arch.thread_idx()
         if thread == 0:
             if cutlass.const_expr(self.config.cluster > 1):
                 open_mailbox(plan.mail, mailbox_of(plan, work, self.buffers(smem)))
+        self.clear_rows(self.buffers(smem))
         announce_barriers(plan.edges)
         meet_peer(plan.edges)
         if warp == self.softmax.role.first_warp:

@@ -74,11 +74,6 @@ class Plan100:
         return tuple(range(first, min(first + HALF, self.panels)) for first in firsts)
 
     @cached_property
-    def key_bytes(self) -> int:
-        """Bytes of K and V of a tile in a CTA."""
-        return self.panels * PANEL_BYTES + PIECES * PIECE_BYTES
-
-    @cached_property
     def by_tma(self) -> bool:
         """Whether TMA brings tiles of keys as they are; else threads fetch and convert them."""
         keys = self.config.keys
@@ -99,11 +94,16 @@ class Plan100:
             cluster=self.config.cluster,
             stride=PAIR,
             columns=LATENT,
-            space=self.key_bytes,
+            space=self.mail_bytes,
             most_rows=ROWS,
             threads=self.roles["softmax"].threads,
             barrier="rows",
         )
+
+    @cached_property
+    def mail_bytes(self) -> int:
+        """Bytes of P, K and V of a tile, which nobody needs any more when O is exchanged."""
+        return P_BYTES + self.panels * PANEL_BYTES + PIECES * PIECE_BYTES
 
     @cached_property
     def ctas(self) -> int:
@@ -193,7 +193,7 @@ class Plan100:
                 SmemBuffer("sP", P_BYTES),
                 SmemBuffer("sK", PANEL_BYTES, self.panels),
                 SmemBuffer("sV", PIECE_BYTES, PIECES),
-                SmemBuffer("mail", self.key_bytes, over="sK"),
+                SmemBuffer("mail", self.mail_bytes, over="sP"),
             )
         )
 
