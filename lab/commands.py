@@ -275,6 +275,13 @@ CYCLES = {
         "a decode",
         "--kv-len 8k --kv-heads 8 --q-heads 64 --batch 1 --arch sm_90a",
     ),
+    "mla": _of_cycles(
+        "mla",
+        "mla",
+        partial(_with_arch, mla.add_case),
+        "attention to latent keys",
+        "--kv-len 4k --heads 128 --arch sm_90a --gpu H200",
+    ),
     "moe": _of_cycles("moe", "moe", partial(_with_arch, moe.add_layer), "a layer of experts"),
     "kvcache": _of_cycles(
         "kvcache", "steps", partial(steps.add_family, "kvcache"), "the cache's kernels"

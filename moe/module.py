@@ -69,7 +69,9 @@ class ExpertWeights(nn.Module):
         experts, hidden, intermediate = sizes
 
         def bias(rows: int) -> torch.Tensor | None:
-            return torch.empty(experts, rows, device=device) if biases else None
+            if not biases:
+                return None
+            return torch.empty(experts, rows, dtype=torch.float32, device=device)
 
         return cls(
             PackedExperts(
@@ -142,5 +144,8 @@ def _empty(
     data = torch.empty(experts, rows, k // form.per_byte, dtype=torch.uint8, device=device)
     scales = torch.empty(room, dtype=torch.uint8, device=device)
     of_experts = (experts, 2) if pairs else (experts,)
-    factors = (torch.empty(of_experts, device=device) for _ in range(2 * form.has_global))
+    factors = (
+        torch.empty(of_experts, dtype=torch.float32, device=device)
+        for _ in range(2 * form.has_global)
+    )
     return of_bytes(data, scales, fmt, *factors)

@@ -29,7 +29,8 @@ def offsets_of(tokens: int, experts: int, top_k: int, device: torch.device) -> t
     if device.type == "meta":
         return torch.empty(experts + 1, dtype=torch.int32, device=device)
     order = torch.Generator().manual_seed(tokens)
-    chosen = torch.rand(tokens, experts, generator=order).topk(min(top_k, experts)).indices
+    scores = torch.rand(tokens, experts, dtype=torch.float32, generator=order)
+    chosen = scores.topk(min(top_k, experts)).indices
     counts = torch.bincount(chosen.flatten(), minlength=experts)
     starts = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
     return starts.int().to(device)
@@ -79,7 +80,8 @@ def _quantised(
     scales = torch.full(
         (scale_bytes(blocks, form.columns(shape.k)),), ONE[form.scale], device=device
     )
-    one = torch.ones(rows[0] if len(rows) > 1 else 1, device=device) if form.has_global else None
+    count = rows[0] if len(rows) > 1 else 1
+    one = torch.ones(count, dtype=torch.float32, device=device) if form.has_global else None
     return of_bytes(data, scales.to(torch.uint8), shape.fmt, one)
 
 
@@ -130,7 +132,8 @@ def call_mixed(shape: MixedProduct, device: torch.device, arch: str | None = Non
             x = torch.randn(count, shape.hidden, dtype=torch.bfloat16, device=device)
             arguments = replace(arguments, x=x, rows=None, slots=1)
     if shape.bias:
-        arguments = replace(arguments, bias=torch.zeros(shape.experts, w.rows, device=device))
+        bias = torch.zeros(shape.experts, w.rows, dtype=torch.float32, device=device)
+        arguments = replace(arguments, bias=bias)
     given = {item.name: getattr(arguments, item.name) for item in fields(arguments)}
     return MIXED_GEMM, {name: value for name, value in given.items() if value is not None}
 
@@ -139,7 +142,7 @@ def _fragments(shape: MixedProduct, rows: int, k: int, device: torch.device) -> 
     """Weights of random elements, whose scale factors are of moderate size."""
     nbytes = units_of(rows, ROWS) * units_of(k, DEPTH) * unit_bytes(shape.fmt)
     data = torch.randint(112, 120, (shape.experts, nbytes), dtype=torch.uint8, device=device)
-    factor = torch.ones(shape.experts, device=device)
+    factor = torch.ones(shape.experts, dtype=torch.float32, device=device)
     return Fragments(data, factor, rows, k, shape.fmt, swiglu=not shape.second)
 
 

@@ -8,7 +8,6 @@ Weights are in four bits and activations in bf16, so nothing is rounded that the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from math import nan
@@ -43,17 +42,6 @@ BLOCK = 32  # rows of I that a rank's share of gpt-oss is a multiple of
 def whole_blocks(rows: int) -> int:
     """Round rows of I up to whole blocks of MXFP4, as engines divide gpt-oss among ranks."""
     return -(-rows // BLOCK) * BLOCK
-
-
-@contextmanager
-def fp32_by_default() -> Iterator[None]:
-    """New tensors without a dtype are fp32 meanwhile: engines load models with another default."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 @dataclass(frozen=True)
@@ -97,7 +85,6 @@ class StoredExperts:
     bias: str = ""
     padded: bool = False
 
-    @fp32_by_default()
     def check(self) -> None:
         """Raise ValueError for sizes that no kernel supports."""
         sizes = (self.experts, self.hidden, self.intermediate)
@@ -119,7 +106,6 @@ class StoredExperts:
             if self.bias:
                 yield f"{matrix}_{self.bias}", Parameter((count, rows), torch.bfloat16)
 
-    @fp32_by_default()
     def pack(self, tensors: Mapping[str, torch.Tensor]) -> PackedExperts:
         """Pack loaded parameters; no value changes. Scales of activations are not used.
 
@@ -176,8 +162,7 @@ class StoredExperts:
             raise ValueError(f"{name}: {error}; was it loaded?") from error
         for each in names:
             delattr(layer, each)
-        with fp32_by_default():
-            return arrange(packed)
+        return arrange(packed)
 
     def load(
         self, layer: torch.nn.Module, name: str, tokens: int, say: Callable[[str], Any]
@@ -188,7 +173,6 @@ class StoredExperts:
         compile_all(self, tokens, experts.w13.data.device, experts.w13.has_pairs, say)
         return experts
 
-    @fp32_by_default()
     def warmup(
         self,
         tokens: Sequence[int],

@@ -43,12 +43,14 @@ class Barriers:
     """Mbarriers, one per stage, and how a signal reaches it.
 
     pair: whether the plan is for two CTAs
+    pairs: pairs of a cluster
     by_warp: whether one thread of a warp signals for all of it
     """
 
     array: MbarrierArray
     reach: Reach
     pair: bool
+    pairs: int
     by_warp: bool
 
     @cute.jit
@@ -60,13 +62,15 @@ class Barriers:
             with cute.arch.elect_one():
                 if cutlass.const_expr(self.reach is Reach.EACH):
                     for cta in cutlass.range_constexpr(2):
-                        self.array.arrive(stage, cta)
+                        self.array.arrive(stage, leader_of(self.pairs) + cta)
+                elif cutlass.const_expr(self.reach is Reach.LEADER):
+                    self.array.arrive(stage, leader_of(self.pairs))
                 else:
                     self.array.arrive(stage, None)
         elif cutlass.const_expr(self.reach is Reach.OWN):
             self.array.arrive(stage, None)
         elif cutlass.const_expr(self.array.op_type is PipelineOp.AsyncThread):
-            self.array.arrive(stage, LEADER)
+            self.array.arrive(stage, leader_of(self.pairs))
         elif in_leader():
             self.array.arrive(stage, None)
 
@@ -100,6 +104,8 @@ class Barriers:
     def _commit(self, stage: Int32) -> None:
         if cutlass.const_expr(self.pair):
             mask = PAIR_MASK if self.reach is Reach.BOTH else 1 << LEADER
+            if cutlass.const_expr(self.pairs > 1):
+                mask = Int32(mask) << leader_of(self.pairs)
             self.array.arrive(stage, mask, tcgen05.CtaGroup.TWO)
         else:
             self.array.arrive(stage, None, tcgen05.CtaGroup.ONE)
@@ -187,7 +193,7 @@ def _barriers(pointer: cute.Pointer, completion: Completion, plan: EdgePlan) -> 
     agent = _OPERATION[completion.signal], CooperativeGroup(Agent.Thread, completion.arrivals)
     array = MbarrierArray(pointer, completion.stages, agent, completion.tx_bytes)
     by_warp = completion.signal is Signal.WARPS
-    return Barriers(array, completion.reach, plan.ctas == 2, by_warp)
+    return Barriers(array, completion.reach, plan.ctas == 2, plan.pairs, by_warp)
 
 
 @cute.jit
@@ -229,7 +235,14 @@ def meet_before_exit(plan: EdgePlan) -> None:
 
 def in_leader() -> Boolean:
     """Whether this CTA is the leader of its pair."""
-    return cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) == LEADER
+    return cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) % 2 == LEADER
+
+
+def leader_of(pairs: int) -> Int32 | int:
+    """Return the rank in the cluster of the leader of this CTA's pair. pairs: of the cluster."""
+    if pairs == 1:
+        return LEADER
+    return cute.arch.block_idx_in_cluster() & ~1
 
 
 def cta_group(plan: EdgePlan) -> tcgen05.CtaGroup:

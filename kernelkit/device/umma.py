@@ -7,6 +7,8 @@ to four columns, row r to lane r % 32 of column r / 32, in every quarter of the 
 find it. Copies and MMAs of one thread execute in order.
 """
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
@@ -66,3 +68,81 @@ def copy_atom(group: cutlass.Constexpr, column: cute.Pointer, source: cute.Point
             f"tcgen05.cp.{name}.32x128b.warpx4 [{{$r0}}], {{$r1}};",
             read_only_args=[Int32(column.toint()), start | Int64(_DESCRIPTOR)],
         )
+
+
+# ---- MMAs of one elected thread, by descriptors
+#
+# `cute.gemm` elects a thread for each MMA, and computes descriptors for that thread alone, in its
+# registers. Here the warp computes them, so that they stay in uniform registers: 25 instructions
+# fewer for each MMA.
+
+_SWIZZLED = (2 << 61) | (1 << 46)  # swizzle of 128 bytes, version 1
+
+
+@dataclass(frozen=True)
+class Step:
+    """One MMA of a run.
+
+    d: columns of tensor memory from the run's accumulator on.
+    a, b: bytes from the run's operands on.
+    adds: whether it adds to D; None if a run decides.
+    """
+
+    d: int
+    a: int
+    b: int
+    adds: bool | None = True
+
+
+def bf16_instruction(m: int, n: int, b_is_k_major: bool) -> int:
+    """The descriptor of an MMA of bf16 into fp32, with a K-major A."""
+    formats = 1 << 4 | 1 << 7 | 1 << 10  # D in fp32, A and B in bf16
+    return m >> 4 << 24 | n >> 3 << 17 | (not b_is_k_major) << 16 | formats
+
+
+@cute.jit
+def operand_at(address: Int32, lead: cutlass.Constexpr, stride: cutlass.Constexpr) -> Int64:
+    """The descriptor of an operand in lines of 128 swizzled bytes.
+
+    stride: bytes between groups of eight lines.
+    lead: bytes between panels of a MN-major operand, as many columns wide as a line; 16 if K-major.
+    """
+    fixed = _SWIZZLED | stride >> 4 << 32 | lead >> 4 << 16
+    return Int64(address >> 4 & 0x3FFF) | Int64(fixed)
+
+
+@cute.jit
+def issue_run(
+    pair: cutlass.Constexpr,
+    instruction: cutlass.Constexpr,
+    d: Int32,
+    a: Int64,
+    b: Int64,
+    steps: cutlass.Constexpr,
+    adds: Boolean,
+) -> None:
+    """Issue MMAs of bf16 operands in shared memory, by one thread of a warp.
+
+    Args:
+        pair: whether they are of a pair of CTAs.
+        instruction: see `bf16_instruction`.
+        d: address in tensor memory.
+        a, b: see `operand_at`.
+        steps: tuple of Step.
+        adds: whether steps that do not say so themselves add to D.
+    """
+    group = "cta_group::2" if pair else "cta_group::1"
+    lines = []
+    for step in steps:
+        given = "given" if step.adds is None else "yes" if step.adds else "no"
+        lines.append(
+            f"add.u32 d, {{$r0}}, {step.d}; add.s64 a, {{$r1}}, {step.a >> 4}; "
+            f"add.s64 b, {{$r2}}, {step.b >> 4}; "
+            f"@one tcgen05.mma.{group}.kind::f16 [d], a, b, {{$r3}}, {given};"
+        )
+    cute.arch.inline_ptx(
+        "{ .reg .pred one, given, yes, no; .reg .b32 d; .reg .b64 a, b; "
+        "elect.sync _|one, 0xffffffff; setp.ne.s32 given, {$r4}, 0; "
+        "setp.eq.s32 yes, 0, 0; setp.ne.s32 no, 0, 0; " + " ".join(lines) + " }",
+        read_only_args=[d, a, b, Int32(instruction), Int32(adds)],
+    )

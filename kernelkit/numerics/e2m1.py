@@ -42,11 +42,13 @@ def unpacked(data: torch.Tensor) -> torch.Tensor:
 def _middle(device: torch.device) -> torch.Tensor:
     """Return midpoints of neighbouring codes. Ties round to even, so the midpoint below an even
     code counts as above it."""
-    middle = torch.tensor([(low + high) / 2 for low, high in pairwise(VALUES)])
+    between = [(low + high) / 2 for low, high in pairwise(VALUES)]
+    middle = torch.tensor(between, dtype=torch.float32)
     middle[1::2] = torch.nextafter(middle[1::2], torch.zeros_like(middle[1::2]))
     return middle.to(device)
 
 
 @cache
 def _values(device: torch.device) -> torch.Tensor:
-    return torch.tensor([*VALUES, *(-v for v in VALUES)], device=device)
+    every = [*VALUES, *(-v for v in VALUES)]
+    return torch.tensor(every, dtype=torch.float32, device=device)

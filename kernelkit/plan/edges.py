@@ -121,11 +121,15 @@ class Completion:
 
 @dataclass(frozen=True)
 class EdgePlan:
-    """All edges of a CTA, or of each CTA of a pair, over its roles."""
+    """All edges of a CTA, or of each CTA of a pair, over its roles.
+
+    pairs: pairs of a cluster; those of different pairs have no edges between them.
+    """
 
     roles: RolePlan
     edges: tuple[Edge, ...]
     ctas: int = 1
+    pairs: int = 1
 
     def __getitem__(self, name: str) -> Edge:
         """The edge of that name; KeyError lists the names there are."""

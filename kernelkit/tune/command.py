@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kernelkit.tune.tuner import Outcome
 
-OPERATORS = "attention, decode, grouped_gemm, mixed_gemm, q8_0.matvec, q8_0.product"
+OPERATORS = "attention, decode, grouped_gemm, mixed_gemm, mla, q8_0.matvec, q8_0.product"
 SHOWN = 5  # options of a shape, the fastest
 EXAMPLES = """examples:
   python -m kernelkit tune decode --shapes                          # the names of a shape

@@ -39,6 +39,7 @@ SUBJECTS = {
     "decode": "gqa_lowlatency.tuning",
     "grouped_gemm": "moe.tuning:GROUPED",
     "mixed_gemm": "moe.tuning:MIXED",
+    "mla": "mla.attention.tuning",
     "q8_0.matvec": "q8_0.tuning:MATVECS",
     "q8_0.product": "q8_0.tuning:PRODUCTS",
 }

@@ -161,23 +161,26 @@ class Inputs:
         return torch.full_like(table[:, 0], table.shape[1] * PAGE)
 
 
-def drawn(problem: Problem, count: int, device: str) -> list[Inputs]:
-    """Draw the input sets of a rotation, which share caches and differ in what they see of them."""
+def drawn(problem: Problem, count: int, device: str, *, empty: bool = False) -> list[Inputs]:
+    """Draw the input sets of a rotation, which share caches and differ in what they see of them.
+
+    empty: keys are zeros in memory that nobody has touched, for a model of time.
+    """
     generator = torch.Generator(device).manual_seed(0)
-    caches = _caches(problem, count, generator)
+    caches = _caches(problem, count, generator, _untouched if empty else _store)
     shape = (problem.entries, problem.heads, problem.columns)
     how = {"generator": generator, "device": device, "dtype": torch.bfloat16}
     return [Inputs(torch.randn(shape, **how), next(caches)) for _ in range(count)]
 
 
 def _caches(
-    problem: Problem, count: int, generator: torch.Generator
+    problem: Problem, count: int, generator: torch.Generator, make: Callable[..., Any]
 ) -> Iterator[tuple[Cache, ...]]:
     """Yield the caches of each set."""
     tokens, keys, device = problem.entries, problem.keys, generator.device
     if problem.dense:
         pages = tokens * keys // PAGE
-        store = _store("bf16_576", count * pages, PAGE, generator)
+        store = make("bf16_576", count * pages, PAGE, generator)
         order = torch.randperm(count * pages, generator=generator, device=device).int()
         for table in order.view(count, tokens, -1):
             yield (Cache(store, table),)
@@ -185,10 +188,10 @@ def _caches(
     wanted = PREFILL_ENTRIES
     if problem.rows != "prefill":
         wanted = min(max(count * tokens * keys, LEAST_ENTRIES), MOST_ENTRIES)
-    store = _store(problem.record, wanted // PAGE, PAGE, generator)
+    store = make(problem.record, wanted // PAGE, PAGE, generator)
     near = None
     if problem.window:
-        near = _store(problem.window_record, count * tokens, problem.window, generator)
+        near = make(problem.window_record, count * tokens, problem.window, generator)
     for number in range(count):
         chosen = Cache(store, _distinct(tokens, keys, wanted // PAGE * PAGE, generator))
         if near is None:
@@ -220,6 +223,16 @@ def _store(record: str, pages: int, rows: int, generator: torch.Generator) -> to
     first = packed[0]
     pool = first.pool if len(packed) == 1 else torch.cat([each.pool for each in packed])
     return Rows(pool, first.data_offset, first.scale_offset, rows, first.record)
+
+
+def _untouched(record: str, pages: int, rows: int, generator: torch.Generator) -> Any:
+    """Return a cache of zeros."""
+    form, device = FORMS[record], generator.device
+    if form.plain:
+        return torch.zeros(pages, rows, form.columns, dtype=torch.bfloat16, device=device)
+    stored = codec.RECORDS[record]
+    pool = torch.zeros(pages, stored.page_bytes(rows), dtype=torch.uint8, device=device)
+    return Rows(pool, 0, rows * stored.data_bytes if stored.scale_bytes else 0, rows, stored)
 
 
 # -- reference ------------------------------------------------------------------------------------

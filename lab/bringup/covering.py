@@ -29,9 +29,12 @@ from lab.flags.steps import FAMILIES, NATIVE_ONLY, SMALL_HIDDEN
 from lab.mutation import subjects
 from lab.problems import attention as attention_problems
 from lab.problems import grouped_gemm as grouped
+from lab.problems import latent, q8_0
 from lab.problems import mixed_gemm as mixed
-from lab.problems import q8_0
 from lab.problems.steps import problems_of
+from mla import decode as mla_decode
+from mla import sparse_decode
+from mla.attention import codec
 from mla.indexer.api import IndexQuery, scores
 from mla.indexer.quantised import quantised
 from mla.indexer.scores_config import HEADS, RECORDS
@@ -72,6 +75,7 @@ def problems(arch: str) -> Iterator[Problem]:
     yield from _attention(own)
     yield from _portable_attention()
     yield from _decode(own)
+    yield from _latent(own)
     if own == "sm_100a":
         yield from _grouped()
     yield from _mixed(own)
@@ -151,6 +155,43 @@ def _decoded(arch: str, head_dim: int, dtype: torch.dtype, columns: int, ctas: i
     q = q.to(torch.bfloat16 if dtype.itemsize == 1 else dtype)
     k, v = torch.randn(2, 1, _KEYS, 1, head_dim, generator=generator).to(dtype)
     return decode(q, k, v, arch=arch, config=DecodeConfig(cluster=ctas))
+
+
+_LATENT_KERNELS: dict[str, dict[str, dict[str, Any]]] = {
+    "sm_90a": {
+        "wgmma": {"cluster": 1, "parts": 1},
+        "wgmma in a cluster": {"cluster": 2, "parts": 1},
+        "wgmma in parts": {"cluster": 2, "parts": 2},
+    },
+    "sm_100a": {"warp": {"parts": 1}, "warp in parts": {"parts": 2}},
+}
+
+
+def _latent(arch: str) -> Iterator[Problem]:
+    """Attention to latent keys: pages and lists of every record, divided and not; two caches."""
+    listed = {"heads": 20, "tokens": 3}
+    cases: dict[str, latent.Case] = {
+        "pages": latent.Dense(heads=64, lens=(150, 33)),
+        "small pages": latent.Dense(heads=20, tokens=2, page=7, lens=(150, 33), sinks=True),
+        "pages e4m3": latent.Dense(heads=5, lens=(150, 33), scaled=True),
+        **{record: latent.Sparse(cache=latent.Cache(record, k=150), **listed)
+           for record in codec.RECORDS},
+        "of a tensor": latent.Sparse(cache=latent.Cache("tensor", k=150, wide=False), **listed),
+        "two caches": latent.Sparse(
+            cache=latent.Cache("fp8_528", k=70, counts=(70, 0, 9)), extra=latent.Cache("fp4_288"),
+            rope=True, sinks=True, **listed,
+        ),
+    }  # fmt: skip
+    for kernel, division in _LATENT_KERNELS[arch].items():
+        options = division | {"kernel": kernel.partition(" ")[0], "arch": arch, "pdl": True}
+        for name, case in cases.items():
+            yield Problem(f"latent {name}, {kernel}", partial(_attended, case, options))
+
+
+def _attended(case: latent.Case, options: dict[str, Any]) -> Any:
+    given, own = case.inputs()
+    function = mla_decode if isinstance(case, latent.Dense) else sparse_decode
+    return function(*given, return_lse=True, **own, **options)
 
 
 def _grouped() -> Iterator[Problem]:

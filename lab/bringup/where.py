@@ -18,6 +18,7 @@ END = "<!-- the end of that table -->"
 ROWS = {
     "`fmha.attention`": ("kernels.fmha", "random.fmha"),
     "`gqa_lowlatency.decode`": ("kernels.gqa",),
+    "`mla.decode` and `sparse_decode`": ("kernels.mla", "random.mla"),
     "`moe.fused_moe`": ("kernels.moe", "random.moe"),
     "routing and quantising": ("kernels.route", "kernels.permutation", "kernels.combine",
                                "kernels.quantise"),

@@ -94,6 +94,8 @@ def _measured(row: dict[str, Any], gpu: str, setting: dict[str, Any]) -> Iterato
         make = partial(_decode, row)
         for memory in ("cold", "warm"):
             yield Measured(group, name, gpu, memory, row[f"{memory}_us"], row["nbytes"], make)
+    elif row.get("peer") in _LATENT and "window_record" in row:
+        yield from _latent(row, gpu)
     elif row.get("kind") == "cycles" and row["peer"] == "fmha":
         yield _attention(row, gpu)
     elif "merge_us" in row:
@@ -113,6 +115,17 @@ def _is_decode(row: dict[str, Any]) -> bool:
     if row.get("kind") != "latency" or "cold_us" not in row:
         return False
     return row["peer"] in _DEPENDENT or bool(_DECODE.fullmatch(row["peer"]))
+
+
+def _latent(row: dict[str, Any], gpu: str) -> Iterator[Measured]:
+    """Times of `bench.py mla`, as far as its inputs were where the name of a time says."""
+    name = row["problem"].removeprefix(f"{row['rows']}: ") + row["peer"].removeprefix("mla")
+    fits = row["nbytes"] <= gpus.named(gpu).l2_bytes // 2  # both halves keep a copy
+    for memory in ("cold", "warm") if fits else ("cold",):
+        if f"{memory}_us" in row:
+            make = partial(_latent_call, row, gpu)
+            us, group = row[f"{memory}_us"], f"mla {row['rows']}"
+            yield Measured(group, name, gpu, memory, us, row["nbytes"], make)
 
 
 def _attention(row: dict[str, Any], gpu: str) -> Measured:
@@ -166,6 +179,21 @@ def _decode(row: dict[str, Any]) -> Call:
     return call
 
 
+def _latent_call(row: dict[str, Any], gpu: str) -> Call:
+    from kernelkit.call.launch import emulation
+    from lab.bench.mla_peers import PEERS, Problem, drawn
+
+    names = ("rows", "entries", "heads", "keys", "record", "window", "window_record")
+    problem = Problem(**{name: row[name] for name in names})
+    inputs = drawn(problem, 1, "cpu", empty=True)
+
+    def call() -> None:
+        with emulation(arch=gpus.named(gpu).arch):
+            PEERS[row["peer"]](problem, inputs)[0]()
+
+    return call
+
+
 def _problem(row: dict[str, Any], gpu: str, hidden: int) -> Call:
     from kernelkit.call.launch import emulation
     from lab.flags.steps import ABOUT
@@ -187,6 +215,7 @@ def _problem(row: dict[str, Any], gpu: str, hidden: int) -> Call:
     return call
 
 
+_LATENT = ("mla", "mla pdl", "mla warp", "mla wgmma")
 _OTHERS = {"checksum": 1, "quantise: nvfp4, scale of the tensor": 1}  # torch's zeros
 _WHOLE = ("permutation",)  # rows go where counts of all of them say
 _FAMILIES = {

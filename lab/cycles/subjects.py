@@ -68,11 +68,13 @@ Call = Callable[[], Any]
 
 def of_family(options: argparse.Namespace) -> Call:
     """The problems that the flags spell, one after the other, on a GPU with as many SMs as those of
-    its architecture have."""
+    its architecture have. Without --arch that is the architecture of --gpu."""
     from kernelkit.call.launch import emulation
     from lab.problems.family import family_of
 
     family = family_of(options)
+    if not options.arch and options.gpu:
+        options.arch = gpus.named(options.gpu).arch
     place = Place("emulate", options.arch or family.archs(options)[0], "it is modelled")
     problems = family.problems(options, place)
 

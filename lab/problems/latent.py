@@ -18,9 +18,13 @@ from kernelkit.numerics import tolerance
 from kvcache.layouts.rows import Rows
 from lab.problems.attention import NO_PAGES, SPARE_PAGES, nan_view
 from mla.attention import codec, reference
+from mla.attention.api import dense_fields, sparse_fields
+from mla.attention.arguments import Arguments
 from mla.attention.codec import RECORDS
 from mla.attention.formats import FORMS
+from mla.attention.launch import DECODE, SPARSE, prepare
 
+MANY = "many"  # among the options of a case: `sparse_prefill`
 NAN_BYTE = 0xFF  # of every code and scale, and of bf16
 NO_ENTRIES = (-1, -(1 << 31), (1 << 31) - 1)
 POSITIONS = 40
@@ -138,13 +142,15 @@ class Dense(Shared):
             options["kv_scale"] = torch.tensor([0.75])
         return (q, kv), options
 
-    def judge(self, results: Sequence[torch.Tensor], device: str = "cpu") -> list[tolerance.Report]:
-        """Return verdicts on O and LSE, computed on their device."""
+    def judge(
+        self, results: Sequence[torch.Tensor], device: str = "cpu", *, senders: int = 0
+    ) -> list[tolerance.Report]:
+        """Return verdicts on O and LSE, computed on their device. senders: of `senders_of`."""
         (q, kv), options = moved(self.inputs(), device)
         table, lens = options.pop("page_table"), options.pop("kv_lens", None)
         source = reference.of_pages(kv.squeeze(2), table, lens)
         options["key_scale"] = options.pop("kv_scale", None)
-        return _verdicts(q, [source], options, results)
+        return _verdicts(q, [source], options, results, senders)
 
 
 @dataclass(frozen=True)
@@ -262,8 +268,10 @@ class Sparse(Shared):
                     options[name] = options[name].unflatten(0, lead)
         return (q, rows, indices), options
 
-    def judge(self, results: Sequence[torch.Tensor], device: str = "cpu") -> list[tolerance.Report]:
-        """Return verdicts on O and LSE, computed on their device."""
+    def judge(
+        self, results: Sequence[torch.Tensor], device: str = "cpu", *, senders: int = 0
+    ) -> list[tolerance.Report]:
+        """Return verdicts on O and LSE, computed on their device. senders: of `senders_of`."""
         (q, rows, indices), options = moved(replace(self, batch=0).inputs(), device)
         o, lse = results
         if self.batch:
@@ -272,10 +280,28 @@ class Sparse(Shared):
         extra = [options.pop(f"extra{name}", None) for name in ("", "_indices", "_counts")]
         if self.extra is not None:
             sources.append(_listed(*extra))
-        return _verdicts(q[:, None], sources, options, (o[:, None], lse[..., None]))
+        return _verdicts(q[:, None], sources, options, (o[:, None], lse[..., None]), senders)
 
 
 Case = Dense | Sparse
+
+
+def arguments_of(case: Case, place: Mapping[str, Any], device: str = "meta") -> Arguments:
+    """Return the arguments of the operator for the case; without memory as it is.
+
+    place: `backend` or `arch`, and options that replace those of the case.
+    """
+    given, options = moved(case.inputs(), device)
+    options |= dict(case.options) | dict(place)
+    many = options.pop(MANY, False)
+    if isinstance(case, Dense):
+        return DECODE.arguments(dense_fields(*given, options))
+    return SPARSE.arguments(sparse_fields(*given, options) | {MANY: many})
+
+
+def senders_of(case: Case, place: Mapping[str, Any], device: str = "meta") -> int:
+    """Return how many CTAs share an entry and round what they send; arguments as above."""
+    return prepare(arguments_of(case, place, device))[1].senders
 
 
 def _listed(
@@ -290,9 +316,11 @@ def _verdicts(
     sources: Sequence[reference.Source],
     options: Mapping[str, Any],
     results: Sequence[torch.Tensor],
+    senders: int,
 ) -> list[tolerance.Report]:
     """Compare O [N, T, H, 512] and LSE [N, H, T] with the definition."""
-    exact, rounded = (f(q, sources, **options) for f in (reference.definition, reference.rounded))
+    exact = reference.definition(q, sources, **options)
+    rounded = reference.rounded(q, sources, senders=senders, **options)
     return [
         tolerance.compare_output(results[0], exact.o, rounded.o, torch.bfloat16),
         tolerance.compare_lse(results[1], exact.lse, rounded.lse),

@@ -32,13 +32,13 @@ from lab.tools import tables
 from lab.tools.common import describe
 from lab.tools.place import Place
 from mla import decode, sparse_decode, sparse_prefill
-from mla.attention.api import dense_fields, sparse_fields
 from mla.attention.arguments import Arguments
-from mla.attention.choose import ARCHS, WARP, Decision, tile_of
+from mla.attention.choose import ARCHS, WARP, Decision, plan_of, tile_of
 from mla.attention.config import LatentConfig
-from mla.attention.launch import DECODE, SPARSE, prepare
+from mla.attention.launch import prepare
 from mla.attention.portable.plan import PortablePlan
 from mla.attention.sm90.plan import Plan90
+from mla.attention.sm100.plan import Plan100
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "decode": decode, "sparse_decode": sparse_decode, "sparse_prefill": sparse_prefill,
@@ -46,7 +46,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 POOL = 4  # entries of a cache for each one that a token lists
 ROWS = 64  # of a page of a cache from which tokens list entries
 LIMIT = "reference: plain torch with the kernel's roundings; limit: 2 x that + 1 ulp"
-Plan = PortablePlan | Plan90
+Plan = PortablePlan | Plan90 | Plan100
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,10 @@ class Case(family.Problem):
         return partial(FUNCTIONS[self.operation], *given, return_lse=True, **options)
 
     def judge(self, drawn: latent.Given, name: str, results: Any, slack: float) -> dict[str, Any]:
-        o, lse = self.inputs.judge(results, str(results[0].device))
+        place = {"arch": self.arch} if results[0].device.type == "cpu" else {}
+        device, place = str(results[0].device), place | self.options
+        senders = latent.senders_of(self._case, place, device)
+        o, lse = self.inputs.judge(results, device, senders=senders)
         return errors_of(o, lse, slack) | {"ok": max(share(o, slack), share(lse, slack)) <= 1.0}
 
     def samples(self, drawn: latent.Given, results: Any, place: Place) -> dict[str, Sample]:
@@ -91,6 +94,12 @@ class Case(family.Problem):
         warm = cold_and_warm([call])["warm"]
         return {"warm": warm, "host": calls(call)}
 
+    @property
+    def _case(self) -> latent.Case:
+        """The inputs, which say whether there are many tokens."""
+        many = self.operation == "sparse_prefill"
+        return replace(self.inputs, options=((latent.MANY, True),) if many else ())
+
     @cached_property
     def decision(self) -> Decision:
         """Return what is launched, as if there were no GPU; raises what the call raises."""
@@ -98,12 +107,7 @@ class Case(family.Problem):
 
     def without_memory(self) -> Arguments:
         """Return the arguments of the operator with tensors without contents."""
-        given, options = moved(self.inputs.inputs(), "meta")
-        options |= self.options | {"arch": self.arch}
-        if self.operation == "decode":
-            return DECODE.arguments(dense_fields(*given, options))
-        fields = sparse_fields(*given, options)
-        return SPARSE.arguments(fields | {"many": self.operation == "sparse_prefill"})
+        return latent.arguments_of(self._case, self.options | {"arch": self.arch})
 
     def plan(self, arch: str) -> Iterator[str]:
         return explain(self)
@@ -192,7 +196,7 @@ def tell(
 
 def plan_for(config: LatentConfig, kernel: str, arch: str) -> Plan:
     """Return the plan of a kernel, after its checks."""
-    plan = PortablePlan(config, arch) if kernel == WARP else Plan90(config)
+    plan = PortablePlan(config, arch) if kernel == WARP else plan_of(kernel, config)
     plan.check()
     return plan
 
@@ -238,18 +242,18 @@ def tiles(plan: Plan) -> Section:
         return "Tiles", rows
     how = "TMA" if plan.by_tma else "threads, which convert them to bf16"
     rows = [
-        ("rows", f"{plan.tiles.heads} heads x {plan.tiles.tokens} tokens of 64 rows"),
-        ("keys", f"64 keys in {plan.panels} panels of 64 columns, brought by {how}"),
+        ("rows", f"{plan.tiles.heads} heads x {plan.tiles.tokens} tokens of {plan.mail.most_rows}"),
+        ("keys", f"{plan.keys} keys in panels of 64 columns, brought by {how}"),
     ]
     if plan.reduces:
-        rows.append(("reduction", f"a CTA of the cluster finishes {plan.owned_rows} rows"))
+        rows.append(("reduction", f"a rank of the cluster finishes {plan.mail.owned_rows} rows"))
     return "Tiles", rows
 
 
 def of_plan(plan: Plan) -> Iterator[Section]:
     """Yield roles, edges, barriers and shared memory."""
     yield roles(plan.roles)
-    if isinstance(plan, Plan90):
+    if not isinstance(plan, PortablePlan):
         yield edges(plan.edges)
     yield named_barriers(plan.barriers)
     yield shared_memory(plan.smem)

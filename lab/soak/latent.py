@@ -15,16 +15,22 @@ from kernelkit.compile.keys import KernelKey
 from kernelkit.numerics import tolerance
 from lab.problems import draws
 from lab.problems.draws import Kernel
-from lab.problems.latent import Cache, Case, Dense, Sparse, moved
+from lab.problems.latent import (
+    MANY,
+    Cache,
+    Case,
+    Dense,
+    Sparse,
+    arguments_of,
+    moved,
+    senders_of,
+)
 from lab.soak import campaign
 from lab.soak.campaign import Family, Feature, Results
 from mla import decode, sparse_decode, sparse_prefill
-from mla.attention.api import dense_fields, sparse_fields
-from mla.attention.arguments import Arguments
-from mla.attention.choose import ARCHS, KERNELS, WGMMA
+from mla.attention.choose import ARCHS, KERNELS, WARP, plan_of
 from mla.attention.config import LatentConfig
-from mla.attention.launch import DECODE, SPARSE, forward, prepare
-from mla.attention.sm90.plan import Plan90
+from mla.attention.launch import forward, prepare
 
 HEADS = (1, 2, 3, 8, 16, 16, 17, 32, 40, 64, 64, 65, 100, 128, 128)
 TOKENS = (1, 1, 1, 2, 3, 4, 8)  # of an entry of `decode`
@@ -34,7 +40,6 @@ RECORDS = {576: ("fp8_656", "bf16_576", "tensor"),
 EDGES = (0, 8, 32, 64, 128, 256, 512)  # of tiles, and of what a CTA takes
 # (factor of q, scale): scores of about 1, of 0, and larger ones.
 SCORES = ((1.0, None),) * 3 + ((0.0, None), (4.0, None), (20.0, None), (1.0, 0.3), (1.0, 1e-6))
-MANY = "many"  # among the options of a case: `sparse_prefill`
 
 
 @dataclass(frozen=True)
@@ -60,9 +65,9 @@ class Draws(draws.Draws):
         return replace(case, sinks=pick.random() < 0.4, options=_options(pick, case, kernel))
 
     def config(self, kind: Case, pick: random.Random) -> LatentConfig:
-        _, decision = prepare(arguments_of(kind, self.arch))
-        if decision.kernel == WGMMA:
-            Plan90(decision.config).check()
+        _, decision = prepare(arguments_of(kind, {"arch": self.arch}))
+        if decision.kernel != WARP:
+            plan_of(decision.kernel, decision.config).check()
         return decision.config
 
     def drawn(self, kernel: Kernel, pick: random.Random) -> Case:
@@ -71,19 +76,8 @@ class Draws(draws.Draws):
     def keys(self, kernel: Kernel, numbers: Sequence[int]) -> list[KernelKey]:
         with collecting() as found:
             for number in numbers:
-                forward(arguments_of(self.problem(kernel, number), self.arch))
+                forward(arguments_of(self.problem(kernel, number), {"arch": self.arch}))
         return [*dict.fromkeys(found)]
-
-
-def arguments_of(case: Case, arch: str) -> Arguments:
-    """Return the arguments of the operator for the case, without memory."""
-    given, options = moved(case.inputs(), "meta")
-    launched = dict(case.options)
-    many = launched.pop(MANY, False)
-    options |= launched | {"arch": arch}
-    if isinstance(case, Dense):
-        return DECODE.arguments(dense_fields(*given, options))
-    return SPARSE.arguments(sparse_fields(*given, options) | {MANY: many})
 
 
 def _dense(pick: random.Random, sizes: Sizes) -> Dense:
@@ -193,7 +187,9 @@ class Trial(campaign.Trial):
         return self.function(*inputs, *self.rest, return_lse=True, **self.options)
 
     def reports(self) -> Sequence[tolerance.Report]:
-        return self.case.judge(self.first, self.place.device)
+        device = self.place.device
+        senders = senders_of(self.case, self.place.given, device)
+        return self.case.judge(self.first, device, senders=senders)
 
     def change(self) -> None:
         self.inputs[0].neg_()

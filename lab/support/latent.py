@@ -10,7 +10,7 @@ import torch
 from kernelkit.call.launch import emulation
 from kvcache.layouts.records import INDEXER_FP8
 from lab.problems.attention import PATIENCE
-from lab.problems.latent import Cache, Case, Dense, Sparse
+from lab.problems.latent import MANY, Cache, Case, Dense, Sparse, senders_of
 from lab.support.space import GPU, GPUS, Row, Space
 from mla import decode, sparse_decode, sparse_prefill
 from mla.attention.config import MAX_TOKENS
@@ -98,7 +98,10 @@ def _reported(row: Row, call: Any, case: Case | None) -> list[str]:
     found = [render(report) for report in active.reports if report.findings]
     if case is None:
         return found + ["NaN"] * bool(results[0].isnan().any())
-    return found + [str(each) for each in case.judge(results) if not each.ok]
+    given = {name: value for name, value in _shared(row).items() if name != "return_lse"}
+    many = ((MANY, row["function"] == "sparse_prefill"),) if isinstance(case, Sparse) else ()
+    senders = senders_of(replace(case, options=many), given)
+    return found + [str(each) for each in case.judge(results, senders=senders) if not each.ok]
 
 
 DENSE = Space(

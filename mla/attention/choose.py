@@ -1,8 +1,8 @@
 """Choose the config of a problem: CTAs that share the keys of a query entry, and the kernel.
 
 Pure functions of sizes. A unit is one tile of rows of one query entry. CTAs that share a unit's
-keys are a cluster, or several that merge through a workspace (parts). The mma.sync kernel has no
-clusters.
+keys are a cluster, or several that merge through a workspace (parts). A rank of a cluster has a
+share of the keys; on Blackwell it is a pair of CTAs. The mma.sync kernel has no clusters.
 """
 
 from __future__ import annotations
@@ -21,23 +21,19 @@ from mla.attention.arguments import MAX_PARTS, Arguments
 from mla.attention.config import MAX_CLUSTER, LatentConfig
 from mla.attention.formats import LATENT
 from mla.attention.portable.plan import KEYS, PortablePlan
-from mla.attention.sm90.plan import KEYS as KEYS_90
-from mla.attention.sm90.plan import MAIL_ROWS, PARTIAL_WORDS, Plan90
+from mla.attention.sm90.plan import Plan90
+from mla.attention.sm100.plan import PAIR, Plan100
 
 KEPT = 1024  # cached decisions
 WARP, WGMMA = "mla.attention.portable.kernel", "mla.attention.sm90.kernel"
+UMMA = "mla.attention.sm100.kernel"
 # architecture that a kernel is written for -> names for users -> module, the default first
 KERNELS = {
     "sm_90a": {"wgmma": WGMMA, "warp": WARP},
-    "sm_100a": {"warp": WARP},
+    "sm_100a": {"umma": UMMA, "warp": WARP},
     PORTABLE: {"warp": WARP},
 }
 ARCHS = tuple(KERNELS)
-# Microseconds that an H200 took (notes/mla.md): a CTA without its tiles; a tile that TMA brings, or
-# that threads gather; a row that a CTA of a cluster sends, and one that it finishes; a merge of
-# parts, and a row of a part in it.
-FIXED_US, TILE_US, GATHERED_US = 6.0, 1.4, 4.0
-SENT_US, OWNED_US, MERGE_US, MERGED_US = 0.04, 0.09, 2.0, 0.06
 # The last part reads the sums of all parts: about 650 ns for each, as long as ten keys take.
 KEYS_OF_MERGE = 10
 # With `batch_invariant` the split depends on the keys alone.
@@ -45,20 +41,49 @@ MIN_KEYS_OF_FIXED_PART, MAX_FIXED_PARTS = 512, 16
 
 
 @dataclass(frozen=True)
+class Costs:
+    """Estimated microseconds of the parts of a launch with clusters.
+
+    fixed: a CTA without its tiles.
+    tile, gathered: a tile that TMA brings, or that threads gather.
+    sent, owned: a row that a rank of a cluster sends, and one that it finishes.
+    merge, merged: a merge of parts, and a row of a part in it.
+    """
+
+    fixed: float
+    tile: float
+    gathered: float
+    sent: float
+    owned: float
+    merge: float
+    merged: float
+
+
+COSTS = {
+    WGMMA: Costs(6.0, 1.4, 4.0, 0.04, 0.09, 2.0, 0.06),  # of an H200, notes/mla.md
+    UMMA: Costs(4.0, 1.5, 4.0, 0.02, 0.05, 2.0, 0.03),  # of a B200, modelled
+}
+
+
+@dataclass(frozen=True)
 class Tile:
     """Tile of one kernel.
 
     rows, keys: of a tile.
-    count: row tiles of an entry.
-    clustered: whether CTAs form clusters.
+    count: row tiles of an entry, or pairs of them.
+    costs: of a kernel whose CTAs form clusters; None without clusters.
     gathered: whether threads gather keys, since TMA cannot bring them.
+    pair: CTAs of a rank of a cluster, each with a row tile.
+    capacity: rows of O that a CTA can receive from a cluster.
     """
 
     rows: int
     keys: int
     count: int
-    clustered: bool = False
+    costs: Costs | None = None
     gathered: bool = False
+    pair: int = 1
+    capacity: int = 0
 
 
 @dataclass(frozen=True)
@@ -102,16 +127,22 @@ class Decision:
         return self.entries * self.row_tiles * self.parts * self.config.cluster
 
     @property
+    def senders(self) -> int:
+        """Ranks that share an entry and send each other O in bf16; 0 if O stays in fp32."""
+        sharing = self.config.cluster * self.parts
+        return sharing if self.kernel != WARP and sharing > 1 else 0
+
+    @property
     def workspace(self) -> tuple[int, int, int]:
         """Shape of the workspace in fp32 (units, parts, words); zeros without parts."""
         if not self.config.parts:
             return 0, 0, 0
         units = self.entries * self.row_tiles
-        if self.kernel == WGMMA:
-            owned = Plan90(self.config).owned_rows
-            return units * self.config.cluster, self.parts, owned * PARTIAL_WORDS
-        rows = tile_of(self.kernel, self.config).rows
-        return units, self.parts, rows * (LATENT + 2)
+        if self.kernel == WARP:
+            rows = tile_of(self.kernel, self.config).rows
+            return units, self.parts, rows * (LATENT + 2)
+        mail = plan_of(self.kernel, self.config).mail
+        return units * self.config.cluster, self.parts, mail.owned_rows * mail.partial_words
 
     @property
     def workspace_bytes(self) -> int:
@@ -125,10 +156,15 @@ Places = Callable[[int], int]  # CTAs of a cluster -> clusters that run at once
 
 def decide(arguments: Arguments, target: Target) -> Decision:
     """Choose the launch of checked arguments."""
-    arch = target.arch
-    kernel = kernel_of(arguments.kernel, arch)
     config = plain_config(arguments)
-    load = Load(
+    kernel = kernel_of(arguments.kernel, target.arch, config)
+    load = load_of(arguments, target)
+    return _decision(config, kernel, load, target, arguments.q.device)
+
+
+def load_of(arguments: Arguments, target: Target) -> Load:
+    """Return the sizes of a call, and the options that fix its division."""
+    return Load(
         entries=entries_of(arguments),
         keys=arguments.longest,
         sms=sms_for(arguments.q.device, target),
@@ -137,7 +173,6 @@ def decide(arguments: Arguments, target: Target) -> Decision:
         cluster=arguments.cluster,
         parts=arguments.parts,
     )
-    return _decision(config, kernel, load, target, arguments.q.device)
 
 
 @lru_cache(KEPT)
@@ -160,21 +195,30 @@ def decision_for(
     tile = tile_of(kernel, config)
     cluster, parts = split(tile, load, limit)
     chosen = replace(config, cluster=cluster, parts=parts > 1)
-    if tile.clustered and cluster * parts == 1 and load.entries * tile.count >= load.sms:
+    if kernel == WGMMA and cluster * parts == 1 and load.entries * tile.count >= load.sms:
         # Two row tiles that get the same keys by multicast take 2 % less (notes/mla.md).
         shared = tile.count % 2 == 0 and not tile.gathered and not load.batch_invariant
         chosen = replace(chosen, sharers=2 if shared else 1)
-    return Decision(chosen, kernel, parts, tile.count, load.entries)
+    return Decision(chosen, kernel, parts, tile.count * tile.pair, load.entries)
 
 
-def kernel_of(name: str, arch: str) -> str:
-    """Return the module of a kernel by its name for users; NotImplementedError if it has none."""
+def kernel_of(name: str, arch: str, config: LatentConfig) -> str:
+    """Return the module of a kernel by its name for users, or of the first that reads the records.
+
+    Raises: NotImplementedError for a kernel that the architecture does not have.
+    """
     known = KERNELS[written_for(arch)]
     if name == "auto":
-        return next(iter(known.values()))
+        coded = any(keys.form.code for keys in config.sources)
+        return next(module for module in known.values() if module != UMMA or not coded)
     if name not in known:
         raise NotImplementedError(f"kernel {name!r} on {arch}: one of {('auto', *known)}")
     return known[name]
+
+
+def plan_of(kernel: str, config: LatentConfig) -> Plan90 | Plan100:
+    """Return the plan of a kernel whose CTAs form clusters."""
+    return Plan90(config) if kernel == WGMMA else Plan100(config)
 
 
 def tile_of(kernel: str, config: LatentConfig) -> Tile:
@@ -182,18 +226,26 @@ def tile_of(kernel: str, config: LatentConfig) -> Tile:
     if kernel == WARP:
         rows = PortablePlan(config).rows
         return Tile(rows, KEYS, -(-config.heads * config.tokens // rows))
-    plan = Plan90(config)
-    return Tile(plan.tiles.rows, KEYS_90, plan.tiles.count, True, not plan.by_tma)
+    plan, pair = plan_of(kernel, config), PAIR if kernel == UMMA else 1
+    return Tile(
+        rows=plan.tiles.rows,
+        keys=plan.keys,
+        count=plan.tiles.count // pair,
+        costs=COSTS[kernel],
+        gathered=not plan.by_tma,
+        pair=pair,
+        capacity=plan.mail.capacity,
+    )
 
 
 def split(tile: Tile, load: Load, limit: Places | None = None) -> tuple[int, int]:
-    """Return (CTAs of a cluster, clusters that share a unit).
+    """Return (ranks of a cluster, clusters that share a unit).
 
     Chosen so that about all SMs have work in one wave, and each CTA has at least one tile.
     """
     if load.many:
         return load.cluster or 1, load.parts or 1
-    if tile.clustered:
+    if tile.costs is not None:
         return _cheapest(tile, load, limit or (lambda width: load.sms // width))
     units = tile.count * (1 if load.batch_invariant else max(load.entries, 1))
     tiles = max(-(-load.keys // tile.keys), 1)
@@ -206,8 +258,9 @@ def _cheapest(tile: Tile, load: Load, limit: Places) -> tuple[int, int]:
         load = replace(load, entries=1)
     units, tiles = max(load.entries, 1) * tile.count, max(-(-load.keys // tile.keys), 1)
     best = (math.inf, load.cluster or 1, load.parts or 1)
-    for width in [load.cluster] if load.cluster else range(1, min(tiles, MAX_CLUSTER) + 1):
-        at_once = limit(width)
+    widest = min(tiles, MAX_CLUSTER // tile.pair)
+    for width in [load.cluster] if load.cluster else range(1, widest + 1):
+        at_once = limit(width * tile.pair)
         if not load.cluster and not _possible(tile, width, units * (load.parts or 1), at_once):
             continue
         most = max(min(at_once // units, tiles // width, MAX_PARTS), 1)
@@ -217,23 +270,25 @@ def _cheapest(tile: Tile, load: Load, limit: Places) -> tuple[int, int]:
 
 
 def _possible(tile: Tile, cluster: int, clusters: int, at_once: int) -> bool:
-    """Whether so many clusters run at once, and their CTAs can divide the rows of a tile."""
+    """Whether so many clusters run at once, and their ranks can divide the rows of a tile."""
     return cluster == 1 or (fits(tile, cluster) and clusters <= at_once)
 
 
 def cost_us(tile: Tile, load: Load, cluster: int, parts: int, at_once: int) -> float:
-    """Estimate the microseconds of a launch on an H200.
+    """Estimate the microseconds of a launch.
 
     at_once: clusters that run at the same time.
     """
+    costs = tile.costs
+    assert costs is not None
     tiles = -(-max(-(-load.keys // tile.keys), 1) // (cluster * parts))
     waves = -(-max(load.entries, 1) * tile.count * parts // max(at_once, 1))
-    each = FIXED_US + tiles * (GATHERED_US if tile.gathered else TILE_US)
+    each = costs.fixed + tiles * (costs.gathered if tile.gathered else costs.tile)
     owned = -(-tile.rows // cluster)
     if cluster > 1:
-        each += SENT_US * tile.rows * (1 - 1 / cluster) + OWNED_US * owned
+        each += costs.sent * tile.rows * (1 - 1 / cluster) + costs.owned * owned
     if parts > 1:
-        each += MERGE_US + MERGED_US * owned * parts
+        each += costs.merge + costs.merged * owned * parts
     return waves * each
 
 
@@ -250,8 +305,8 @@ def _worthwhile(keys: int) -> int:
 
 
 def fits(tile: Tile, cluster: int) -> bool:
-    """Whether the CTAs of a cluster can divide the rows of a tile."""
-    return cluster * -(-tile.rows // cluster) <= MAIL_ROWS
+    """Whether the ranks of a cluster can divide the rows of a tile."""
+    return cluster * -(-tile.rows // cluster) <= tile.capacity
 
 
 def entries_of(arguments: Arguments) -> int:

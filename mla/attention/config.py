@@ -13,7 +13,7 @@ from mla.attention.formats import FORMS, Form
 MAX_HEADS = 128
 MAX_TOKENS = 64  # of a query entry; each number has a kernel of its own
 MAX_CLUSTER = 16
-KERNEL_NAMES = ("auto", "warp", "wgmma")  # of kernels, for users
+KERNEL_NAMES = ("auto", "warp", "wgmma", "umma")  # of kernels, for users
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ class LatentConfig:
     sinks: one logit for each head joins the denominator.
     rope: columns of O, the last ones, that are rotated back by the entry's position; 0 or 64.
     key_scale: an fp32 [1] multiplies keys of a record without scales in e4m3.
-    cluster: CTAs that share the keys of a row tile, and reduce through distributed shared memory.
+    cluster: ranks that share the keys of a row tile, and reduce through distributed shared memory:
+        CTAs, or pairs of CTAs on Blackwell.
     sharers: neighbouring row tiles of an entry in a cluster, 1 or 2: tiles of keys are multicast.
     parts: several clusters share an entry; the last to arrive merges the results of all.
     pdl: programmatic dependent launch.

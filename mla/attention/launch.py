@@ -7,7 +7,7 @@ entries. Both are one launch.
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import cache, partial
 
 import torch
 
@@ -19,11 +19,11 @@ from kernelkit.compile.compiler import compile_once
 from kernelkit.plan.log2 import LOG2_E
 from mla.attention import kernel_arguments as kernel
 from mla.attention.arguments import Arguments, Dense, Source, Sparse
-from mla.attention.choose import ARCHS, WARP, Decision, decide
+from mla.attention.choose import ARCHS, WARP, Decision, decide, plan_of
 from mla.attention.config import LatentConfig
 from mla.attention.formats import LATENT
+from mla.attention.measured import TUNED, problem_of
 from mla.attention.portable.plan import PortablePlan
-from mla.attention.sm90.plan import Plan90
 
 MAX_CTAS = (1 << 31) - 1
 
@@ -42,11 +42,18 @@ def prepare(arguments: Arguments) -> tuple[Target, Decision]:
     """Check everything; return the target and the decision."""
     arguments.check()
     target = choose_target(arguments.q.device, arguments.backend, arguments.arch, ARCHS)
+    settled = partial(checked_decision, target=target)
+    tuned = TUNED.applied(arguments, arguments.q.device, problem_of, settled)
+    return target, settled(tuned)
+
+
+def checked_decision(arguments: Arguments, target: Target) -> Decision:
+    """Choose the launch of checked arguments, and run the checks that need it."""
     decision = decide(arguments, target)
     check_config(decision.config, target.arch, decision.kernel)
     if decision.grid > MAX_CTAS:
         raise ValueError(f"{decision.grid} CTAs, limit {MAX_CTAS} (grid dimension)")
-    return target, decision
+    return decision
 
 
 @cache
@@ -55,7 +62,7 @@ def check_config(config: LatentConfig, arch: str, module: str) -> None:
     if module == WARP:
         PortablePlan(config, arch).check()
     else:
-        Plan90(config).check()
+        plan_of(module, config).check()
 
 
 def launched(arguments: Arguments, target: Target, decision: Decision) -> Results:

@@ -7,6 +7,7 @@ over all of them. V of an entry is its first 512 columns. Entries are decoded as
 
 `definition` evaluates everything in fp64; the softmax is that of `kernelkit.numerics.definition`.
 `rounded` rounds where kernels round: scores and sums in fp32, P to bf16, O to bf16 at the very end.
+CTAs of the wgmma kernel that share keys also round their O, not yet normalised, to bf16.
 The distance between the two is the kernels' tolerance (`kernelkit.numerics.tolerance`).
 
 A sink is one more logit of each head, whose value is zero. It changes O, and not the LSE, which is
@@ -28,6 +29,7 @@ from kernelkit.plan.log2 import LOG2_E
 from mla.attention.formats import LATENT
 
 ROPE = 64  # columns of O that are rotated back
+TILE = 64  # keys of a tile that CTAs divide; tiles of another source begin anew
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,17 @@ def definition(q: torch.Tensor, sources: Sequence[Source], **options: Any) -> At
     return _attended(q, sources, Options(**options), exact=True)
 
 
-def rounded(q: torch.Tensor, sources: Sequence[Source], **options: Any) -> Attended:
-    """Compute the same with the rounding points of the kernels; arguments as of `definition`."""
-    return _attended(q, sources, Options(**options), exact=False)
+def rounded(
+    q: torch.Tensor, sources: Sequence[Source], *, senders: int = 0, **options: Any
+) -> Attended:
+    """Compute the same with the rounding points of the kernels.
+
+    Args:
+        q, sources, options: as of `definition`.
+        senders: CTAs that divide the tiles of an entry, and send each other O in bf16; 0 for a
+            kernel that keeps O in fp32 (`choose.Decision.senders`).
+    """
+    return _attended(q, sources, Options(**options), exact=False, senders=senders)
 
 
 def of_pages(
@@ -106,7 +116,7 @@ def of_pages(
 
 
 def _attended(
-    q: torch.Tensor, sources: Sequence[Source], options: Options, *, exact: bool
+    q: torch.Tensor, sources: Sequence[Source], options: Options, *, exact: bool, senders: int = 0
 ) -> Attended:
     wide = torch.float64 if exact else torch.float32
     entries, tokens, heads, columns = q.shape
@@ -114,9 +124,15 @@ def _attended(
     lse = torch.full((entries, heads, tokens), -math.inf, dtype=wide, device=q.device)
     scale = columns**-0.5 if options.scale is None else options.scale
     for entry in range(entries):
-        keys, visible = _gathered(sources, entry, tokens, options)
-        compute = _exact if exact else _rounded
-        o[entry], lse[entry] = compute(q[entry], keys, visible, scale, options)
+        keys, visible, tiles = _gathered(sources, entry, tokens, options)
+        if exact:
+            o[entry], lse[entry] = _exact(q[entry], keys, visible, scale, options)
+            continue
+        shares = [visible & own for own in _shares(tiles, senders)] or [visible]
+        factor = 1.0 if options.key_scale is None else float(options.key_scale)
+        parts = [_rounded(q[entry], keys, seen, scale * factor) for seen in shares]
+        o[entry], lse[entry] = _merged(parts, scale * factor, in_bf16=senders > 0)
+        o[entry] *= factor
     o = _without_sinks_share(o, lse, options.sinks)
     o = _rotated_back(o, options)
     return Attended(o if exact else o.bfloat16(), lse)
@@ -124,9 +140,9 @@ def _attended(
 
 def _gathered(
     sources: Sequence[Source], entry: int, tokens: int, options: Options
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (keys [n, columns], which of them each token sees, bool [tokens, n])."""
-    keys, visible = [], []
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return (keys [n, columns], which of them each token sees, bool [tokens, n], tile of each)."""
+    keys, visible, tiles, begin = [], [], [], 0
     for number, source in enumerate(sources):
         places = source.places[entry].long()
         most = len(places)
@@ -138,11 +154,24 @@ def _gathered(
         if options.causal and not number:
             end = end - torch.arange(tokens - 1, -1, -1, device=places.device)[:, None]
         visible.append(there & (index < end))
+        tiles.append(begin + index // TILE)
+        begin += -(-count // TILE)
         if len(source.keys):
             keys.append(source.keys[places.clamp(0, len(source.keys) - 1)])
         else:
             keys.append(source.keys.new_zeros(most, source.keys.shape[1]))
-    return torch.cat(keys), torch.cat(visible, 1)
+    return torch.cat(keys), torch.cat(visible, 1), torch.cat(tiles)
+
+
+def _shares(tiles: torch.Tensor, senders: int) -> list[torch.Tensor]:
+    """Return which keys each sender has: as equal numbers of tiles as there can be, in order."""
+    if not senders or not len(tiles):
+        return []
+    count = int(tiles.max()) + 1
+    base, more = divmod(count, senders)
+    ends = [(cta + 1) * base + min(cta + 1, more) for cta in range(min(count, senders))]
+    begins = [0, *ends[:-1]]
+    return [(tiles >= begin) & (tiles < end) for begin, end in zip(begins, ends, strict=True)]
 
 
 def _exact(
@@ -154,23 +183,39 @@ def _exact(
     return found.o, found.lse
 
 
-def _rounded(
-    q: torch.Tensor, keys: torch.Tensor, visible: torch.Tensor, scale: float, options: Options
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return O and LSE of one entry in fp32, rounded where kernels round."""
-    factor = 1.0 if options.key_scale is None else float(options.key_scale)
+Part = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # O, sum, base, as a CTA has them
+
+
+def _rounded(q: torch.Tensor, keys: torch.Tensor, visible: torch.Tensor, unit: float) -> Part:
+    """Return (O [T, H, 512], not normalised; sum and base of the weights [H, T]) in fp32.
+
+    unit: factor of q.k. A base is the largest q.k, or 0 without keys.
+    """
     wide = keys.float().masked_fill(~visible.any(0)[:, None], 0.0)
     scores = torch.einsum("thc,nc->htn", q.float(), wide).masked_fill(~visible, -math.inf)
-    top = scores.new_full(scores.shape[:2], -math.inf)
+    base = scores.new_full(scores.shape[:2], -math.inf)
     if len(keys):
-        top = scores.amax(-1)
-    base = top.masked_fill(top == -math.inf, 0.0)
-    unit = scale * factor
-    weights = torch.exp2((scores - base[..., None]) * (unit * LOG2_E))
-    total = weights.sum(-1)
+        base = scores.amax(-1)
+    shift = base.masked_fill(base == -math.inf, 0.0)
+    weights = torch.exp2((scores - shift[..., None]) * (unit * LOG2_E))
     o = torch.einsum("htn,nc->thc", weights.bfloat16().float(), wide[:, :LATENT])
-    inverse = factor / total.masked_fill(total == 0, 1.0)
-    return o * inverse.transpose(0, 1)[..., None], torch.log(total) + base * unit
+    return o, weights.sum(-1), base
+
+
+def _merged(
+    parts: Sequence[Part], unit: float, *, in_bf16: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return O [T, H, 512] and LSE [H, T] of an entry; O of each part is rounded if `in_bf16`."""
+    base = torch.stack([part[2] for part in parts]).amax(0)
+    base = base.masked_fill(base == -math.inf, 0.0)
+    whole, total = torch.zeros_like(parts[0][0]), torch.zeros_like(base)
+    for o, sums, own in parts:
+        weight = torch.exp2((own - base) * (unit * LOG2_E))
+        sent = o.bfloat16().float() if in_bf16 else o
+        whole += sent * weight.transpose(0, 1)[..., None]
+        total += sums * weight
+    inverse = 1.0 / total.masked_fill(total == 0, 1.0)
+    return whole * inverse.transpose(0, 1)[..., None], torch.log(total) + base * unit
 
 
 def _without_sinks_share(

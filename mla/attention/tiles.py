@@ -31,9 +31,9 @@ class RowTiles:
         return self.head_tiles * self.token_tiles
 
 
-def row_tiles(config: LatentConfig, most: int) -> RowTiles:
-    """Return the division of the config's rows."""
-    head_tiles = -(-config.heads // most)
+def row_tiles(config: LatentConfig, most: int, least: int = 1) -> RowTiles:
+    """Return the division of the config's rows. least: tiles that the heads of a token have."""
+    head_tiles = max(-(-config.heads // most), least)
     heads = -(-config.heads // head_tiles)
-    tokens = max(1, min(config.tokens, most // heads)) if head_tiles == 1 else 1
+    tokens = max(1, min(config.tokens, most // heads)) if head_tiles == least else 1
     return RowTiles(heads, tokens, head_tiles, -(-config.tokens // tokens))

@@ -15,6 +15,7 @@ from kernelkit.call.launch import Target, choose_target, clusters_at_once
 from kernelkit.compile.keys import KernelKey
 from kernelkit.compile.warm import Progress, Warmed, counts, warm
 from kernelkit.plan.hw import MAX_GRID_YZ
+from kernelkit.tune.choices import described
 from kvcache.layouts.rows import Rows
 from mla.attention.api import (
     OTHER_NAMES,
@@ -28,16 +29,17 @@ from mla.attention.api import (
 from mla.attention.arguments import Arguments
 from mla.attention.choose import (
     ARCHS,
-    Load,
+    Decision,
     Places,
     decision_for,
     kernel_of,
+    load_of,
     plain_config,
-    sms_for,
     tile_of,
 )
 from mla.attention.config import MAX_CLUSTER
 from mla.attention.launch import DECODE, SPARSE, check_config
+from mla.attention.measured import TUNED, problem_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -118,16 +120,9 @@ def kernels_for(
     """Return the kernels of a warm-up, without duplicates."""
     arguments.check()
     target = choose_target(arguments.q.device, arguments.backend, arguments.arch, ARCHS)
-    kernel, config = kernel_of(arguments.kernel, target.arch), plain_config(arguments)
-    load = Load(
-        entries=1,
-        keys=0,
-        sms=sms_for(arguments.q.device, target),
-        batch_invariant=arguments.batch_invariant,
-        many=getattr(arguments, "many", False),
-        cluster=arguments.cluster,
-        parts=arguments.parts,
-    )
+    config = plain_config(arguments)
+    kernel = kernel_of(arguments.kernel, target.arch, config)
+    load = load_of(arguments, target)
     keys = tile_of(kernel, config).keys
     found = dict.fromkeys(
         decision_for(config, kernel, replace(load, entries=count, keys=length), limit).config
@@ -135,9 +130,29 @@ def kernels_for(
         for count in sorted({min(count, load.sms + 1) for count in entries if count})
         for length in _representative(lengths, keys)
     )
-    for each in found:
-        check_config(each, target.arch, kernel)
-    return [KernelKey(kernel, each, target.arch) for each in found]
+    kernels = {(kernel, each): None for each in found}
+    for decision in _measured(arguments, target, entries, lengths):
+        kernels[decision.kernel, decision.config] = None
+    for module, each in kernels:
+        check_config(each, target.arch, module)
+    return [KernelKey(module, each, target.arch) for module, each in kernels]
+
+
+def _measured(
+    arguments: Arguments, target: Target, entries: Sequence[int], lengths: Sequence[int]
+) -> Iterator[Decision]:
+    """Yield the launches that were measured to be the best for calls like this one."""
+    asked = problem_of(arguments)
+    if asked is None:
+        return
+    for problem, choice in TUNED.measured(arguments.q.device):
+        sizes = replace(asked, entries=problem["entries"], keys=problem["keys"])
+        if described(sizes) == problem and sizes.entries in entries and sizes.keys in lengths:
+            given = replace(arguments, **choice)
+            load = replace(load_of(given, target), entries=sizes.entries, keys=sizes.keys)
+            yield decision_for(
+                asked.config, kernel_of(given.kernel, target.arch, asked.config), load
+            )
 
 
 def _limits(arguments: Arguments, target: Target) -> list[Places | None]:

@@ -237,7 +237,8 @@ def _of_e4m3(codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     mantissa, exponent = torch.frexp(codes.view(torch.float8_e4m3fn).float())
     stored = (exponent - 1 + UE5M3_BIAS) * 8 + (mantissa * 16).int() - 8
     stored = torch.where(codes == 0, 0, stored)
-    return stored.to(torch.uint8), torch.tensor(2.0**GLOBAL_SHIFT, device=codes.device)
+    factor = torch.tensor(2.0**GLOBAL_SHIFT, dtype=torch.float32, device=codes.device)
+    return stored.to(torch.uint8), factor
 
 
 def _padded(values: torch.Tensor, columns: int) -> torch.Tensor:

@@ -19,6 +19,7 @@ from fmha import warm as fmha_warm
 from gqa_lowlatency import choose as decode_choose
 from gqa_lowlatency import warm as gqa_warm
 from gqa_lowlatency.config import DecodeConfig
+from kernelkit.compile.arch import written_for
 from kernelkit.compile.compiler import collecting
 from kernelkit.tune import tuner as tune
 from kernelkit.tune.choices import (
@@ -30,6 +31,7 @@ from kernelkit.tune.choices import (
     standing_for,
     text_of,
 )
+from mla.attention import warm as mla_warm
 from moe import warm as moe_warm
 from q8_0 import warm as q8_0_warm
 from q8_0.blocks import soa_bytes
@@ -42,6 +44,7 @@ ARCHS = {
     "decode": ("sm_100a", "sm_90a", "sm_89"),
     "grouped_gemm": ("sm_100a",),
     "mixed_gemm": ("sm_100a", "sm_90a"),
+    "mla": ("sm_90a",),
     "q8_0.matvec": ("sm_90a", "sm_89"),
     "q8_0.product": ("sm_90a",),
 }
@@ -174,7 +177,8 @@ def test_a_choice_is_what_is_compiled(name, arch):
             assert config[option] == choice[option]
     assert len(kernels) >= min(3, fitting), "options decide what is compiled"
     assert kernels - {*rules}
-    assert all(key.source == rules[0].source for key in kernels)
+    known = tune.subject(name).tuned.kernels  # whose sources a measurement is valid for
+    assert {key.source for key in kernels} <= {*(known.get(arch) or known[written_for(arch)])}
 
 
 @pytest.mark.parametrize("name", ARCHS)
@@ -218,6 +222,27 @@ def test_decode_takes_a_choice_unless_something_is_given_or_bits_are_promised(mo
     assert fixed.config.cluster == 8
     assert given.config.cluster == 4
     assert not parts.config.parts
+
+
+def test_latent_attention_takes_a_choice_and_its_warm_up_knows_it(monkeypatch):
+    choice = {"kernel": "warp", "cluster": 1, "parts": 3}
+    about = tune.subject("mla")
+    shape = about.shape(entries=2, keys=512, heads=64, record="fp8_584", listed=True, extra=64)
+    operator, given = about.call(shape, META, "sm_90a")
+    with collecting() as keys, forcing("mla", choice) as forced:
+        operator.run(operator.schema.flat(given))
+        operator.run(operator.schema.flat({**given, "batch_invariant": True}))
+        operator.run(operator.schema.flat({**given, "parts": 2}))
+    measured, fixed, parts = keys
+    assert measured.module.endswith("portable.kernel")
+    assert measured.config.parts
+    assert {fixed.module, parts.module} == {"mla.attention.sm90.kernel"}
+    arguments = operator.arguments(given)
+    plain = mla_warm.kernels_for(arguments, [2], [arguments.longest])
+    table = {text_of(forced.problems[0]): choice}
+    monkeypatch.setattr(Tuned, "choices", lambda *_: table)
+    assert mla_warm.kernels_for(arguments, [2], [arguments.longest]) == [*plain, measured]
+    assert measured not in mla_warm.kernels_for(arguments, [3], [arguments.longest])
 
 
 def test_what_follows_from_a_measured_cluster_is_chosen_as_ever():

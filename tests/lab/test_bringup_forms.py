@@ -78,10 +78,6 @@ def test_every_form_of_a_shipped_kernel_has_a_program_or_a_reason() -> None:
         assert any(re.fullmatch(pattern, form) for form in untested), f"stale: {why}"
 
 
-# lab/bringup/covering.py draws no latent attention yet (issue 64, still open).
-NOT_DRAWN = {"mla.attention.portable.kernel"}
-
-
 def test_every_shipped_kernel_is_in_the_table() -> None:
     modules = {
         ".".join(path.relative_to(REPOSITORY).with_suffix("").parts)
@@ -90,8 +86,7 @@ def test_every_shipped_kernel_is_in_the_table() -> None:
         if re.search(r"^def host_function", path.read_text(encoding="utf-8"), re.MULTILINE)
     }
     shipped = {name for name in modules if serves(name, "sm_100a")}
-    assert shipped - KNOWN.kernels == NOT_DRAWN
-    assert shipped >= KNOWN.kernels
+    assert shipped == KNOWN.kernels
 
 
 def test_files_that_a_program_is_from_are_there() -> None:

@@ -22,6 +22,8 @@ REFUSED = [
     ("gqa --clusters 3,3", "'3,3': give each cluster only once"),
     (f"{MERGE} --clusters 0,999", "clusters=(0, 999); the grid has 1"),
     ("gqa --arch sm_80", "'sm_80' (choose from"),
+    ("mla --kernel wgmma --gpu B200", "kernel 'wgmma' on sm_100a"),
+    ("mla --e4m3 --operation sparse_decode", "--e4m3 and --full belong to decode"),
     ("gqa --gpu A100", "'A100' (choose from"),
     ("gqa --perturbed -1", "'-1': expected a number from 0 on"),
     ("gqa --what-if nonsense=3", "nonsense"),

@@ -56,6 +56,33 @@ def test_of_a_file_only_our_kernels_are_taken(tmp_path):
     assert (found.group, found.gpu, found.memory, found.us) == ("merge", "H100", "warm", 1.6)
 
 
+def latent(entries, **changes):
+    row = {"problem": f"v3.2: {entries} x 2k", "rows": "v3.2", "entries": entries, "heads": 16}
+    row |= {"keys": 2048, "record": "fp8_656", "window": 0, "window_record": "", "peer": "mla"}
+    return row | {"nbytes": entries << 20, "cold_us": 9.0, "warm_us": 8.0} | changes
+
+
+def test_of_latent_attention_what_does_not_fit_in_l2_is_cold(tmp_path):
+    others = [latent(1, peer="flashmla"), latent(1, refused="no")]
+    del others[1]["cold_us"], others[1]["warm_us"]
+    rows = [*others, latent(2, peer="mla warp"), latent(64)]
+    found = [*measured_in(saved(tmp_path / "rows.json", *rows))]
+    assert [(each.name, each.memory, each.us) for each in found] == [
+        ("2 x 2k warp", "cold", 9.0), ("2 x 2k warp", "warm", 8.0), ("64 x 2k", "cold", 9.0),
+    ]  # fmt: skip
+    assert {each.group for each in found} == {"mla v3.2"}
+
+
+@pytest.mark.parametrize("rows", ["v4.1", "dense"])
+def test_latent_attention_is_modelled_from_its_row(rows):
+    """One launch, with keys that nobody has written."""
+    given = {"v4.1": {"record": "fp4_288", "window": 8, "window_record": "fp8_528"},
+             "dense": {"record": "bf16_576"}}[rows]  # fmt: skip
+    row = latent(1, rows=rows, keys=64, **given)
+    (bound,) = beside._bound(next(measured._latent(row, "H100")).make, 60, 1)
+    assert bound.recording.arch == "sm_90a"
+
+
 def test_a_file_without_times_or_with_another_gpu_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no times of kernels"):
         list(measured_in(saved(tmp_path / "rows.json", {**ROW, "peer": "copy"})))

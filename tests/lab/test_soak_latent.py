@@ -12,10 +12,10 @@ from itertools import islice
 import pytest
 
 from kernelkit.compile.arch import written_for
-from lab.problems.latent import Case, Dense
+from lab.problems.latent import MANY, Case, Dense
 from lab.soak import campaign
 from lab.soak import latent as soak
-from lab.soak.latent import FEATURES, MANY, SIZES, Draws, Trial
+from lab.soak.latent import FEATURES, SIZES, Draws, Trial
 from mla.attention import reference
 from mla.attention.choose import KERNELS
 
@@ -34,7 +34,7 @@ def kernel(monkeypatch, tmp_path):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr("lab.problems.latent._verdicts", lambda *given: found.append(given))
                 self.case.judge(_zeros(self.case), "cpu")
-            q, sources, options, _ = found[0]
+            q, sources, options, *_ = found[0]
             made = reference.rounded(q, sources, **options)
             fault(made.o)
             return made.o, made.lse

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lab.problems.attention import PATIENCE, same_bits
-from lab.problems.latent import Case, Dense
+from lab.problems.latent import Case, Dense, senders_of
 from mla import decode, sparse_decode
 from ptxemu import Options
 from tests.gqa_lowlatency.cases import expect, watched
@@ -16,6 +16,8 @@ from tests.gqa_lowlatency.cases import expect, watched
 CHECKED = Options(policy="round-robin", check=True, limit=PATIENCE)
 ADVERSARIAL = Options(policy="adversarial", seed=1, limit=PATIENCE)
 RANDOM = Options(policy="random", seed=3, limit=PATIENCE)
+
+DIVIDING = {"kernel", "cluster", "parts", "batch_invariant"}  # options that divide keys
 
 Results = tuple[torch.Tensor, torch.Tensor]
 
@@ -41,7 +43,8 @@ def check(case: Case, arch: str, *schedules: Options, **changes: Any) -> Results
     """
     first, *others = schedules or (CHECKED,)
     results = run(case, arch, first, **changes)
-    expect(case.judge(results))
+    place = {"arch": arch} | {name: changes[name] for name in DIVIDING & changes.keys()}
+    expect(case.judge(results, senders=senders_of(case, place)))
     for schedule in others:
         other = run(case, arch, schedule, **changes)
         assert same_bits(results, other), f"{schedule.policy} changes bits"

@@ -9,6 +9,8 @@ import torch
 
 from kernelkit.call.launch import Target
 from kernelkit.compile.arch import ARCHITECTURES
+from kernelkit.compile.keys import KernelKey
+from kernelkit.compile.plan_names import plan_of, warps_of
 from kernelkit.plan import hw
 from kvcache.layouts.records import FP8_584, INDEXER_FP8
 from kvcache.layouts.rows import Rows
@@ -262,3 +264,11 @@ def test_a_warm_up_has_what_steps_choose(kernel, arch):
         indices = torch.empty(tokens, 640, device="meta", dtype=torch.int64)
         step = SPARSE.arguments(sparse_fields(q, rows, indices, meta))
         assert prepare(step)[1].config in [key.config for key in keys]
+
+
+@pytest.mark.parametrize(("kernel", "arch"), [(WGMMA, "sm_90a"), (WARP, "sm_120a")])
+def test_reports_name_the_roles(kernel, arch):
+    config = LatentConfig(keys=Keys("fp8_584", 64, listed=True), pdl=True)
+    plan, roles = plan_of(KernelKey(kernel, config, arch))
+    assert roles is plan.roles
+    assert {"math", "gather"} == {*warps_of(roles).values()} or kernel == WARP

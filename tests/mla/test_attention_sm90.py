@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
+from kernelkit.numerics.tolerance import compare_output
 from kernelkit.plan import hw
 from lab.problems.attention import same_bits
 from lab.problems.latent import Cache, Dense, Sparse
 from mla import decode, decode_plan, sparse_decode
+from mla.attention import reference
 from mla.attention.choose import WGMMA, Load, decision_for
 from mla.attention.config import Keys, LatentConfig
 from mla.attention.sm90 import gather, kernel, math
@@ -63,6 +66,40 @@ def test_attention_is_right(case):
 @pytest.mark.parametrize("case", MATRIX, ids=str)
 def test_every_kind_of_attention(case):
     check(case, HOPPER, CHECKED)
+
+
+def cancelling(keys=128):
+    """Return q, kv and options of `decode`: weights are all 1, and sums of two CTAs cancel."""
+    generator = torch.Generator().manual_seed(1)
+    kv = torch.randn(2, keys // 2, 576, generator=generator).bfloat16()
+    kv[1] = -kv[0].roll(1, 0)
+    kv[1, 0] += 0.25
+    table, lens = torch.tensor([[0, 1]]).int(), torch.tensor([keys]).int()
+    return (torch.zeros(1, 1, 16, 576).bfloat16(), kv), {"page_table": table, "kv_lens": lens}
+
+
+def report_of(o, senders):
+    """Return the report of O, or of the reference itself."""
+    (q, kv), options = cancelling()
+    source = reference.of_pages(kv, options["page_table"], options["kv_lens"])
+    exact = reference.definition(q, [source]).o
+    rounded = reference.rounded(q, [source], senders=senders).o
+    return compare_output(rounded if o is None else o, exact, rounded, torch.bfloat16)
+
+
+def test_the_reference_rounds_what_ctas_send():
+    """With two senders the sums are rounded before they cancel; with one, and in fp32, they are
+    exact."""
+    errors = [report_of(None, senders).reference_error for senders in (0, 2)]
+    assert errors[1] > 20 * errors[0]
+
+
+def test_what_ctas_send_is_within_a_computed_limit():
+    """Where their sums cancel, the rounding of what they send is most of the error."""
+    given, options = cancelling()
+    o = decode(*given, **options, kernel="wgmma", cluster=2, parts=1, arch=HOPPER)
+    assert report_of(o, 2).ok
+    assert not report_of(o, 0).ok
 
 
 def test_row_tiles_share_keys(monkeypatch):

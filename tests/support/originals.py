@@ -1,4 +1,6 @@
-"""Functions of FlashAttention, FlashInfer and vLLM as their documentation defines them, in fp64.
+"""Functions of FlashAttention, FlashInfer, FlashMLA and vLLM as their documentation defines them.
+
+All compute in fp64.
 
 The arguments are those of the libraries, except those that no call in the guides uses. `MODULES`
 has the modules that call sites import.
@@ -232,6 +234,85 @@ def fused_experts(
     return out
 
 
+# ---- FlashMLA, whose LSE is +inf for a token without keys
+
+
+def get_mla_metadata(*args, **kwargs):
+    """Return what a call passes on."""
+    return None, None
+
+
+def _latent(q, keys, scale, sink) -> Results:
+    """Return O [H, 512] and LSE [H] of a token; `keys` are its own, [n, columns]."""
+    scores = q.double() @ keys.double().T * (q.shape[-1] ** -0.5 if scale is None else scale)
+    lse = scores.logsumexp(-1)
+    if not len(keys):
+        return torch.zeros(len(q), 512).double(), torch.full_like(lse, math.inf)
+    every = lse if sink is None else torch.logaddexp(lse, sink.double())
+    return (scores - every[:, None]).exp() @ keys[:, :512].double(), lse
+
+
+def _entries_584(cache: torch.Tensor) -> torch.Tensor:
+    """Return the entries of pages of 584-byte records, [pages * rows, 512]."""
+    pages, rows, _, _ = cache.shape
+    flat = cache.reshape(pages, -1)
+    data = flat[:, : rows * 576].reshape(pages, rows, 576)
+    scales = flat[:, rows * 576 :].reshape(pages, rows, 8)[..., :7].double()
+    values = data[..., :448].contiguous().view(torch.float8_e4m3fn).double().unflatten(-1, (7, 64))
+    values = (values * (2.0 ** (scales - 127))[..., None]).flatten(-2)
+    rotary = data[..., 448:].contiguous().view(torch.bfloat16).double()
+    return torch.cat((values, rotary), -1).flatten(0, 1)
+
+
+def _chosen(entries, indices, length) -> torch.Tensor:
+    """Return the entries that a token lists."""
+    listed = indices if length is None else indices[:length]
+    return entries[listed[(listed >= 0) & (listed < len(entries))].long()]
+
+
+def _stacked(found: list[Results], lead: tuple[int, ...]) -> Results:
+    return tuple(torch.stack(each).unflatten(0, lead) for each in zip(*found, strict=True))
+
+
+def flash_mla_with_kvcache(
+    q, k_cache, block_table, cache_seqlens, head_dim_v, tile_scheduler_metadata, num_splits=None,
+    softmax_scale=None, *, causal=False, is_fp8_kvcache=False, indices=None, attn_sink=None,
+    extra_k_cache=None, extra_indices_in_kvcache=None, topk_length=None, extra_topk_length=None,
+):  # fmt: skip
+    """Attend to pages of bf16, or to listed entries of 584 bytes; LSE is [B, H, T]."""
+    (batch, tokens), found = q.shape[:2], []
+    if indices is not None:
+        sources = [(_entries_584(k_cache), indices, topk_length)]
+        if extra_k_cache is not None:
+            extra = _entries_584(extra_k_cache)
+            sources.append((extra, extra_indices_in_kvcache, extra_topk_length))
+    for entry in range(batch):
+        for token in range(tokens):
+            if indices is None:
+                length = int(cache_seqlens[entry])
+                own = _paged(k_cache, block_table[entry], length)[:, 0]
+                keys = own[: max(length - (tokens - 1 - token) * causal, 0)]
+            else:
+                keys = torch.cat([
+                    _chosen(entries, listed[entry, token], None if n is None else int(n[entry]))
+                    for entries, listed, n in sources
+                ])  # fmt: skip
+            found.append(_latent(q[entry, token], keys, softmax_scale, attn_sink))
+    out, lse = _stacked(found, (batch, tokens))
+    return out, lse.transpose(1, 2)
+
+
+def flash_mla_sparse_fwd(q, kv, indices, sm_scale, d_v=512, attn_sink=None, topk_length=None):
+    """Attend to listed entries of bf16. The largest logits are not computed here."""
+    lengths = [None] * len(q) if topk_length is None else topk_length.tolist()
+    found = [
+        _latent(row, _chosen(kv[:, 0], listed[0], length), sm_scale, attn_sink)
+        for row, listed, length in zip(q, indices, lengths, strict=True)
+    ]
+    out, lse = _stacked(found, (len(q),))
+    return out, None, lse
+
+
 def _module(name: str, *members: Any) -> ModuleType:
     module = ModuleType(name)
     vars(module).update({member.__name__: member for member in members})
@@ -249,6 +330,9 @@ MODULES = {
             "flashinfer", get_seq_lens, get_batch_indices_positions, append_paged_kv_cache,
             BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper, merge_state,
             merge_states,
+        ),
+        _module(
+            "flash_mla", get_mla_metadata, flash_mla_with_kvcache, flash_mla_sparse_fwd
         ),
         _module("vllm.model_executor.layers.fused_moe", fused_experts),
     )

@@ -77,15 +77,6 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Partial:
-    """Place of a row's sums in the workspace."""
-
-    unit: Int32
-    part: Int32
-    slot: Int32  # owned row
-
-
-@dataclass(frozen=True)
 class Lane:
     """Position of a thread: the two rows of its accumulators."""
 

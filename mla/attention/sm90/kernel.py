@@ -1,7 +1,8 @@
 """Attention to latent keys on Hopper: host entry, prologue, dispatch of the warps.
 
 Read `plan.py` first (roles, buffers, barriers), then this file, `walk.py` (the work of a CTA),
-`load.py` or `gather.py`, `math.py`, and `finish.py` with `mailbox.py`.
+`load.py` or `gather.py`, `math.py`, and `finish.py`; the exchange of a
+cluster is in `../shared/`.
 """
 
 import cutlass
@@ -19,13 +20,14 @@ from kernelkit.device.shared_words import store
 from kernelkit.plan import hw
 from mla.attention.config import LatentConfig
 from mla.attention.kernel_arguments import KernelArguments
+from mla.attention.shared.mailbox import open_mailbox
 from mla.attention.signature import example_arguments
 from mla.attention.sm90.args import Buffers, Pipes, Scope
+from mla.attention.sm90.finish import mailbox_of
 from mla.attention.sm90.gather import Gather
 from mla.attention.sm90.load import LoadHalf, k_box, load_q, q_box
-from mla.attention.sm90.mailbox import open_mailbox, senders_of
 from mla.attention.sm90.math import Math
-from mla.attention.sm90.plan import MAIL_ROW_BYTES, MAIL_ROWS, PANEL, ROWS, Plan90
+from mla.attention.sm90.plan import PANEL, ROWS, Plan90
 from mla.attention.sm90.walk import locate
 
 ROWS_FIRST = (2, 3, 1, 0)  # [N, T, H, D] seen as (H, D, T, N)
@@ -85,7 +87,7 @@ class LatentSm90:
         if thread == 0:
             cute.arch.mbarrier_init(buffers.q_full, 1)
             if cutlass.const_expr(self.config.cluster > 1):
-                open_mailbox(plan, scope)
+                open_mailbox(plan.mail, mailbox_of(plan, scope))
         self.clear_rows(buffers)
         publish_barriers(plan.edges)
         if cutlass.const_expr(plan.ctas > 1):
@@ -95,7 +97,7 @@ class LatentSm90:
             if cutlass.const_expr(plan.ctas > 1):
                 cute.arch.cluster_wait()
             if cutlass.const_expr(not plan.by_tma):
-                if warp == 0 and senders_of(plan, scope) > 0:
+                if warp == 0 and mailbox_of(plan, scope).senders > 0:
                     load_q(plan, scope)
             self.math.run(scope)
         else:
@@ -119,7 +121,7 @@ class LatentSm90:
         if warp == plan.roles["load_q"].first_warp:
             if cutlass.const_expr(plan.ctas > 1):
                 cute.arch.cluster_wait()
-            if senders_of(plan, scope) > 0:
+            if mailbox_of(plan, scope).senders > 0:
                 load_q(plan, scope)
         elif warp == plan.roles["idle"].first_warp:
             if cutlass.const_expr(plan.ctas > 1):
@@ -147,7 +149,7 @@ class LatentSm90:
 
     def buffers(self, smem: cute.Pointer) -> Buffers:
         """Return the buffers of all roles."""
-        plan = self.plan.smem
+        mail, plan = self.plan.mail, self.plan.smem
 
         def address(name: str) -> cutlass.Int32:
             return smem.toint() + plan.offsets()[name][0]
@@ -159,7 +161,7 @@ class LatentSm90:
             rows=buffer_at(plan, smem, "rows", Float32),
             valid=address("valid"),
             mail=address("mail"),
-            sent=address("mail") + MAIL_ROWS * MAIL_ROW_BYTES,
+            sent=address("mail") + mail.sent_at,
             mail_full=address("mail_full"),
         )
 

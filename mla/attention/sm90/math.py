@@ -21,9 +21,9 @@ from kernelkit.device.pipelines import Ring, consumer_state_at
 from kernelkit.device.shared_words import load
 from kernelkit.device.warp_mma import pack
 from kernelkit.plan import hw
+from mla.attention.shared.collect import key_scale
 from mla.attention.sm90.args import Lane, Reference, Scope
-from mla.attention.sm90.finish import MAXIMA, finish, key_scale, published
-from mla.attention.sm90.mailbox import senders_of
+from mla.attention.sm90.finish import MAXIMA, finish, mailbox_of, published
 from mla.attention.sm90.plan import BUFFERS, KEYS, PANEL, PANELS, TEAMS, Plan90
 from mla.attention.sm90.products import (
     COLUMNS,
@@ -83,7 +83,7 @@ class Math:
         tile.reference.row_max.fill(-Float32.inf)
         tile.reference.row_sum.fill(0.0)
         count = scope.work.count
-        if senders_of(self.plan, scope) > 0:  # then Q comes, even to a CTA without keys
+        if mailbox_of(self.plan, scope).senders > 0:  # then Q comes, even to a CTA without keys
             cute.arch.mbarrier_wait(scope.buffers.q_full, 0)
         if count > 0:
             if cutlass.const_expr(team == 0):
@@ -104,7 +104,7 @@ class Math:
             p_registers(),
             accumulator(COLUMNS),
             reference,
-            scope.given.scale_log2 * key_scale(self.plan, scope),
+            scope.given.scale_log2 * key_scale(self.plan.config, scope.given),
             q_operand(self.plan, scope.buffers.q),
             k_operand(self.plan, k, team),
             tuple(v_operand(k, buffer, team) for buffer in range(BUFFERS)),

@@ -23,6 +23,7 @@ from kernelkit.plan.smem import SmemBuffer, SmemPlan
 from kernelkit.plan.warps import Role, RolePlan
 from mla.attention.config import MAX_CLUSTER, LatentConfig
 from mla.attention.formats import LATENT
+from mla.attention.shared.mail import MailPlan
 from mla.attention.tiles import RowTiles, row_tiles
 
 ROWS = 64  # M of wgmma
@@ -36,9 +37,6 @@ PANEL_BYTES = KEYS * PANEL * 2
 BUFFER_BYTES = (PANELS + 1) * PANEL_BYTES
 # With 200 registers ptxas serialises the products.
 REGISTERS = {True: (216, 72), False: (208, 88)}  # of a thread: computing, loading, by `by_tma`
-MAIL_ROW_BYTES = 2 * LATENT + 16  # of O in bf16, maximum, sum; no two of 8 rows share a bank
-PARTIAL_WORDS = LATENT + 4  # fp32 of a row in the workspace: O, maximum, sum, padding to 16 bytes
-MAIL_ROWS = BUFFER_BYTES * BUFFERS // MAIL_ROW_BYTES - ROWS  # received, beside those to send
 
 
 @dataclass(frozen=True)
@@ -46,6 +44,8 @@ class Plan90:
     """Plan of one config."""
 
     config: LatentConfig
+
+    keys = KEYS  # of a tile
 
     @cached_property
     def tiles(self) -> RowTiles:
@@ -88,9 +88,18 @@ class Plan90:
         return (*own, PANELS) if with_last else own
 
     @cached_property
-    def owned_rows(self) -> int:
-        """Rows of O that a CTA of the cluster finishes."""
-        return -(-self.tiles.rows // self.config.cluster)
+    def mail(self) -> MailPlan:
+        """Sizes of the exchange of O."""
+        return MailPlan(
+            rows=self.tiles.rows,
+            cluster=self.config.cluster,
+            stride=self.config.sharers,
+            columns=LATENT,
+            space=BUFFER_BYTES * BUFFERS,
+            most_rows=ROWS,
+            threads=self.roles["math"].threads,
+            barrier="math",
+        )
 
     @cached_property
     def ctas(self) -> int:
@@ -163,10 +172,12 @@ class Plan90:
     def check(self) -> None:
         """Raise ValueError or NotImplementedError for configs that the kernel does not support."""
         cluster, sharers = self.config.cluster, self.config.sharers
-        if not 1 <= self.ctas <= MAX_CLUSTER or self.owned_rows * cluster > MAIL_ROWS:
+        mail = self.mail
+        if not 1 <= self.ctas <= MAX_CLUSTER or not mail.fits:
             raise ValueError(
-                f"cluster {cluster} of {sharers} row tiles of {self.tiles.rows} rows: at most "
-                f"{MAX_CLUSTER} CTAs, and {self.owned_rows} x {cluster} rows at most {MAIL_ROWS}"
+                f"cluster {cluster} of {sharers} row tiles of {mail.rows} rows: at most "
+                f"{MAX_CLUSTER} CTAs, and {mail.owned_rows} x {cluster} rows at most "
+                f"{mail.capacity}"
             )
         if sharers not in (1, 2) or self.tiles.count % sharers or not (self.by_tma or sharers == 1):
             raise ValueError(
@@ -176,3 +187,10 @@ class Plan90:
         self.roles.check()
         self.barriers.check()
         self.smem.check()
+
+
+def make_plan(config: LatentConfig) -> Plan90:
+    """Return the checked plan of a config, by which reports name roles and barriers."""
+    plan = Plan90(config)
+    plan.check()
+    return plan

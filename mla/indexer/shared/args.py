@@ -11,8 +11,9 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint8, Uint32
+from cutlass.cute.nvgpu import cpasync
 
-from kernelkit.device.boxes import Box, TmaTensor
+from kernelkit.device.boxes import ROWS_FIRST, Box, TmaTensor, describe, reorder
 from kernelkit.device.fake import fake_tensor
 from kernelkit.device.pipelines import Event, Ring
 from kernelkit.plan import hw
@@ -88,6 +89,16 @@ def key_box(plan: TiledPlan) -> Box:
 def query_box(plan: TiledPlan) -> Box:
     """Return the box of one token's queries, in bytes."""
     return Box(plan.config.heads, plan.row_bytes, Uint8)
+
+
+def operands_of(plan: TiledPlan, operands: tuple[cute.Tensor, ...]) -> Operands:
+    """Return keys and queries, each [slots or tokens, rows or heads, 1, bytes], as TMA reads them;
+    on the host."""
+    fetch, boxes = cpasync.CopyBulkTensorTileG2SOp(), (key_box(plan), query_box(plan))
+    return Operands(*(
+        describe(fetch, reorder(tensor, ROWS_FIRST), box)
+        for tensor, box in zip(operands, boxes, strict=True)
+    ))  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernelkit.plan import hw
+from kernelkit.plan.edges import EdgePlan
+from kernelkit.plan.smem import SmemPlan
 from mla.indexer.scores_config import KEYS, RECORDS, TiledConfig
 
 SCALE_BYTES = 4  # bytes of the scales of a key
@@ -25,6 +27,25 @@ class TiledPlan:
     def stages(self) -> int:
         """Number of stages of the rings of keys and of scales."""
         raise NotImplementedError
+
+    @property
+    def edges(self) -> EdgePlan:
+        """Producer-consumer edges between the roles."""
+        raise NotImplementedError
+
+    @property
+    def smem(self) -> SmemPlan:
+        """Shared memory of a CTA, with a buffer `barriers`."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raise ValueError if the plan exceeds the limits of a CTA."""
+        self.edges.roles.check()
+        self.edges.check()
+        self.smem.check()
+        (room,) = (buffer.bytes for buffer in self.smem.buffers if buffer.name == "barriers")
+        if self.edges.barrier_bytes > room:
+            raise ValueError(f"{self.edges.barrier_bytes} bytes of mbarriers, limit {room}")
 
     @property
     def row_bytes(self) -> int:

@@ -11,7 +11,6 @@ from cutlass import Float4E2M1FN, Float32, Int32, Int64, Uint32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
-from kernelkit.device.boxes import ROWS_FIRST, describe, reorder
 from kernelkit.device.buffers import buffer_at
 from kernelkit.device.device_table import DeviceTable
 from kernelkit.device.param_table import ParamTable
@@ -29,8 +28,7 @@ from mla.indexer.shared.args import (
     Pipes,
     Scope,
     Share,
-    key_box,
-    query_box,
+    operands_of,
 )
 from mla.indexer.shared.load import Load
 from mla.indexer.shared.plan import SCALE_BYTES
@@ -69,12 +67,7 @@ class BlockScaledScores:
             ctas: number of CTAs that share the tiles of keys.
             groups: number of groups of tokens.
         """
-        fetch, boxes = cpasync.CopyBulkTensorTileG2SOp(), (key_box(self.plan), query_box(self.plan))
-        moved = (
-            describe(fetch, reorder(tensor, ROWS_FIRST), box)
-            for tensor, box in zip(operands, boxes, strict=True)
-        )
-        self.kernel(Operands(*moved), table).launch(
+        self.kernel(operands_of(self.plan, operands), table).launch(
             grid=(groups, ctas, 1),
             block=(ROLES.threads, 1, 1),
             stream=stream,

@@ -123,14 +123,8 @@ class ScoresPlan(TiledPlan):
 
     def check(self) -> None:
         """Raise ValueError if the plan exceeds the limits of a CTA."""
-        ROLES.check()
-        self.edges.check()
-        self.smem.check()
+        super().check()
         self.tmem.check()
-        if self.edges.barrier_bytes > BARRIER_BYTES:
-            raise ValueError(
-                f"{self.edges.barrier_bytes} bytes of mbarriers, limit {BARRIER_BYTES}"
-            )
 
 
 def make_plan(config: BlockScaledConfig) -> ScoresPlan:

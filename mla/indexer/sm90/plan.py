@@ -77,16 +77,6 @@ class Plan90(TiledPlan):
                       release=Signal.WARPS, every_team=True)  # fmt: skip
         return EdgePlan(ROLES, (queries, keys, scales))
 
-    def check(self) -> None:
-        """Raise ValueError if the plan exceeds the limits of a CTA."""
-        ROLES.check()
-        self.edges.check()
-        self.smem.check()
-        if self.edges.barrier_bytes > BARRIER_BYTES:
-            raise ValueError(
-                f"{self.edges.barrier_bytes} bytes of mbarriers, limit {BARRIER_BYTES}"
-            )
-
 
 def make_plan(config: WgmmaConfig) -> Plan90:
     """Make and check the plan of a config."""

@@ -13,6 +13,7 @@ import moe.warm
 from blackwell_engines.engines import experts as module
 from blackwell_engines.engines.experts import StoredExperts, compute, local_ids
 from blackwell_engines.engines.quantization import GROUPS, kind_of, scheme_of
+from kernelkit.numerics import e2m1
 from lab.house.source import ROOT
 from moe import Chosen, SwiGLU, arrange, unpack, unpack_biases
 from tests.blackwell_engines.experts import (
@@ -130,16 +131,24 @@ def test_faults_are_seen(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_parameters_do_not_depend_on_the_default_dtype(kind, monkeypatch):
-    given = checkpoint(kind)
+    given, kept = checkpoint(kind), (e2m1._values, e2m1._middle)
+    for each in kept:
+        each.cache_clear()
     try:
         torch.set_default_dtype(torch.bfloat16)
         stored = stored_of(kind)
         stored.check()
         packed = stored.pack(loaded(kind, stored))
-        assert torch.get_default_dtype() == torch.bfloat16
+        arranged = arrange(packed)
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(unpack(packed)[0], given.w13)
+    for name in ("w13", "w2"):
+        factors = [getattr(each, name).factor for each in (arranged, arrange(packed))]
+        assert factors[0].dtype == torch.float32
+        assert torch.equal(*factors)
+    for each in kept:
+        assert each(torch.device("cpu")).dtype == torch.float32
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,268 @@
+"""End of rows of O: factors, LSE, and the rows that a CTA finishes from its mailbox (device code).
+
+If several clusters share an entry, each owner leaves its sums in the workspace and increments a
+counter. The owner that arrives last adds them in the order of parts, whichever came last, and
+resets the counter to 0 for the next launch.
+
+    partial [unit][part][owned row][columns + 4]: O, then maximum, sum and padding
+    unit: an entry's row tile, a rank, and a CTA of it
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Uint32
+
+from kernelkit.device.barriers import meet
+from kernelkit.device.online_softmax import finite, in_log2_units
+from kernelkit.device.shared_words import load, store
+from kernelkit.device.warp_mma import pack
+from kernelkit.plan.barriers import BarrierPlan
+from kernelkit.plan.log2 import LN_2
+from mla.attention.config import LatentConfig
+from mla.attention.formats import LATENT
+from mla.attention.kernel_arguments import KernelArguments
+from mla.attention.shared import mailbox
+from mla.attention.shared.mail import MailPlan
+from mla.attention.shared.mailbox import Mailbox
+from mla.attention.tiles import RowTiles
+
+AHEAD = 4  # parts that are loaded at once
+
+
+class EndPlan(Protocol):
+    """What the end of a row needs of a kernel's plan."""
+
+    @property
+    def config(self) -> LatentConfig: ...
+    @property
+    def tiles(self) -> RowTiles: ...
+    @property
+    def mail(self) -> MailPlan: ...
+    @property
+    def barriers(self) -> BarrierPlan: ...
+
+
+@dataclass(frozen=True)
+class End:
+    """Rows that a CTA finishes, and its place among those that share their keys."""
+
+    given: KernelArguments
+    entry: Int32
+    token: Int32  # first token of the row tile
+    head: Int32  # first head of the row tile
+    column: Int32 | int  # first column of O in this CTA
+    unit: Int32  # of the workspace
+    part: Int32  # cluster
+    parts: Int32  # clusters that leave sums: those with keys, or the first one
+    box: Mailbox
+    flag: Int32  # address of a word of shared memory
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Eight columns of an owned row."""
+
+    row: Int32  # owned row
+    vector: Int32
+
+
+@cute.jit
+def factors_of(
+    config: LatentConfig, given: KernelArguments, head: Int32, top: Float32, total: Float32
+) -> tuple[Float32, Float32]:
+    """Return (factor that normalises O, LSE in natural log) of a row. A sink changes O alone."""
+    lse = (cute.math.log2(total, fastmath=True) + top) * LN_2
+    lse = -Float32.inf if total == 0.0 else lse
+    factor = Float32(0.0) if total == 0.0 else cute.arch.rcp_approx(total)
+    if cutlass.const_expr(config.sinks):
+        sink = in_log2_units(given.tables.sinks[head])
+        joint = cute.arch.fmax(top, sink)
+        scale = cute.math.exp2(top - finite(joint), fastmath=True)
+        every = total * scale + cute.math.exp2(sink - finite(joint), fastmath=True)
+        factor = Float32(0.0) if total == 0.0 else scale * cute.arch.rcp_approx(every)
+    return factor * key_scale(config, given), lse
+
+
+@cute.jit
+def key_scale(config: LatentConfig, given: KernelArguments) -> Float32:
+    """Return the factor of keys without scales of their own, 1 without one."""
+    if cutlass.const_expr(not config.key_scale):
+        return Float32(1.0)
+    return given.tables.key_scale[0]
+
+
+@cute.jit
+def place_of(plan: EndPlan, end: End, row: Int32) -> tuple[Int32, Int32]:
+    """Return (token, head) of a row of the tile."""
+    heads = plan.tiles.heads
+    return end.token + row // heads, end.head + row % heads
+
+
+@cute.jit
+def is_real(plan: EndPlan, token: Int32, head: Int32) -> Boolean:
+    """Whether a row of the tile has a token and a head."""
+    return token < plan.config.tokens and head < plan.config.heads
+
+
+@cute.jit
+def angles(given: KernelArguments, entry: Int32, pair: Int32) -> tuple[Float32, Float32]:
+    """Return (cos, sin) of a pair of the columns that are rotated back, at the entry's position."""
+    tables = given.tables
+    position = tables.positions[entry]
+    return tables.cos[position, pair], tables.sin[position, pair]
+
+
+@cute.jit
+def collect(plan: EndPlan, end: End) -> None:
+    """Finish the rows that this CTA owns, from its mailbox; called by the finishing threads.
+
+    Another cluster barrier follows the mail: who has sent leaves once all owners have got it.
+    """
+    mail, box = plan.mail, end.box
+    thread, _, _ = cute.arch.thread_idx()
+    rows = mailbox.rows_of(mail, box.rank)
+    if cutlass.const_expr(mail.cluster > 1):
+        if box.senders * rows > 0:
+            mailbox.wait_for_mail(box)
+        cute.arch.cluster_arrive_relaxed()
+    turns = -(-mail.owned_rows * mail.vectors // mail.threads)
+    if box.senders > 0 or end.part == 0:
+        for turn in cutlass.range_constexpr(turns):
+            slot = slot_of(mail, thread, turn)
+            if slot.row < rows:
+                acc, top, total = mailbox.received(mail, box, slot.row, slot.vector)
+                if cutlass.const_expr(plan.config.parts):
+                    leave(mail, end, slot, acc, top, total)
+                else:
+                    store_vector(plan, end, slot, acc, top, total)
+        if cutlass.const_expr(plan.config.parts):
+            if is_last(plan, end):
+                for turn in cutlass.range_constexpr(turns):
+                    slot = slot_of(mail, thread, turn)
+                    if slot.row < rows:
+                        acc, top, total = add_parts(mail, end, slot)
+                        store_vector(plan, end, slot, acc, top, total)
+
+
+@cute.jit
+def slot_of(mail: MailPlan, thread: Int32, turn: cutlass.Constexpr) -> Slot:
+    """Return what a thread finishes in a turn."""
+    number = thread + turn * mail.threads
+    return Slot(number // mail.vectors, number % mail.vectors)
+
+
+@cute.jit
+def store_vector(
+    plan: EndPlan,
+    end: End,
+    slot: Slot,
+    acc: cute.Tensor,
+    top: Float32,
+    total: Float32,
+) -> None:
+    """Store eight elements of an owned row; the first vector's thread stores the LSE."""
+    given, config = end.given, plan.config
+    token, head = place_of(plan, end, end.box.rank * plan.mail.owned_rows + slot.row)
+    if is_real(plan, token, head):
+        factor, lse = factors_of(config, given, head, top, total)
+        for k in cutlass.range_constexpr(mailbox.VECTOR):
+            acc[k] = acc[k] * factor
+        if cutlass.const_expr(config.rope > 0):
+            vectors = (LATENT - config.rope - end.column) // mailbox.VECTOR
+            first = slot.vector - vectors
+            if first >= 0:
+                for pair in cutlass.range_constexpr(mailbox.VECTOR // 2):
+                    cos, sin = angles(given, end.entry, first * (mailbox.VECTOR // 2) + pair)
+                    x, y = acc[2 * pair], acc[2 * pair + 1]
+                    acc[2 * pair] = x * cos + y * sin
+                    acc[2 * pair + 1] = y * cos - x * sin
+        words = cute.make_rmem_tensor(4, Uint32)
+        for word in cutlass.range_constexpr(4):
+            words[word] = pack(acc[2 * word], acc[2 * word + 1], "bf16")
+        start = cute.recast_ptr(given.o[end.entry, token, head, None].iterator, dtype=Uint32)
+        target = (start + end.column // 2 + slot.vector * 4).align(16)
+        cute.autovec_copy(words, cute.make_tensor(target, cute.make_layout(4)))
+        if end.column + slot.vector == 0:
+            given.lse[end.entry, token, head] = lse
+
+
+@cute.jit
+def leave(
+    mail: MailPlan,
+    end: End,
+    slot: Slot,
+    acc: cute.Tensor,
+    top: Float32,
+    total: Float32,
+) -> None:
+    """Store one part's sums of an owned row in the workspace."""
+    start = line_of(mail, end, end.part, slot.row)
+    target = cute.make_tensor((start + slot.vector * mailbox.VECTOR).align(16), mailbox.VECTOR)
+    cute.autovec_copy(acc, target)
+    if slot.vector == 0:
+        statistics = cute.make_tensor(start + mail.columns, 2)
+        statistics[0], statistics[1] = top, total
+
+
+@cute.jit
+def line_of(mail: MailPlan, end: End, part: Int32, row: Int32) -> cute.Pointer:
+    """Return the row of a part in the workspace."""
+    return end.given.tables.partial[end.unit, part, None].iterator + row * mail.partial_words
+
+
+@cute.jit
+def is_last(plan: EndPlan, end: End) -> Boolean:
+    """Return whether all other parts have stored their sums; the counter is then reset to 0."""
+    thread, _, _ = cute.arch.thread_idx()
+    counts, flag = end.given.tables.counts, end.flag
+    meet(plan.barriers, plan.mail.barrier)
+    if thread == 0:
+        before = cute.arch.atomic_add(
+            counts.iterator + end.unit, Int32(1), sem="acq_rel", scope="gpu"
+        )
+        if before == end.parts - 1:
+            counts[end.unit] = Int32(0)
+        store(flag, Int32, (before,))
+    meet(plan.barriers, plan.mail.barrier)
+    return load(flag, Int32) == end.parts - 1
+
+
+@cute.jit
+def add_parts(mail: MailPlan, end: End, slot: Slot) -> tuple[cute.Tensor, Float32, Float32]:
+    """Return (eight elements of O, not normalised; maximum; sum) of an owned row over all parts."""
+    acc = cute.make_rmem_tensor(mailbox.VECTOR, Float32)
+    acc.fill(0.0)
+    top, total = -Float32.inf, Float32(0.0)
+    values = cute.make_rmem_tensor((AHEAD, mailbox.VECTOR), Float32)
+    found = cute.make_rmem_tensor((AHEAD, 2), Float32)
+    for turn in cutlass.range((end.parts + AHEAD - 1) // AHEAD, unroll=1):
+        for k in cutlass.range_constexpr(AHEAD):
+            # A missing part is replaced by the last one, without weight.
+            start = line_of(mail, end, cutlass.min(turn * AHEAD + k, end.parts - 1), slot.row)
+            source = cute.make_tensor(
+                (start + slot.vector * mailbox.VECTOR).align(16), mailbox.VECTOR
+            )
+            eight = cute.make_rmem_tensor(mailbox.VECTOR, Float32)
+            cute.autovec_copy(source, eight)
+            for n in cutlass.range_constexpr(mailbox.VECTOR):
+                values[k, n] = eight[n]
+            statistics = cute.make_tensor(start + mail.columns, 2)
+            found[k, 0], found[k, 1] = statistics[0], statistics[1]
+        higher = top
+        for k in cutlass.range_constexpr(AHEAD):
+            higher = cute.arch.fmax(higher, found[k, 0])
+        old = cute.math.exp2(top - finite(higher), fastmath=True)
+        total *= old
+        for n in cutlass.range_constexpr(mailbox.VECTOR):
+            acc[n] *= old
+        for k in cutlass.range_constexpr(AHEAD):
+            weight = cute.math.exp2(found[k, 0] - finite(higher), fastmath=True)
+            weight = weight if turn * AHEAD + k < end.parts else Float32(0.0)
+            total += found[k, 1] * weight
+            for n in cutlass.range_constexpr(mailbox.VECTOR):
+                acc[n] += values[k, n] * weight
+        top = higher
+    return acc, top, total

@@ -1,0 +1,151 @@
+"""Reduction of a cluster through distributed shared memory (device code).
+
+Rank r of R finishes n rows of O, from r n on. Every CTA with keys lays its O out by rows, and one
+bulk copy brings each owner its rows; the owner's mbarrier counts the bytes. O is not normalised,
+and rounded to bf16, which halves the time of the copies; `reference.rounded` rounds it, too.
+
+    row: O in bf16, then fp32 maximum and sum, and 8 bytes that keep rows in different banks
+    sent [row]      mail [rank][owned row]
+
+Both lie over the buffers of keys, so that nobody sends before all CTAs have read theirs.
+"""
+
+import math
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Uint32
+
+from kernelkit.device.online_softmax import finite
+from kernelkit.device.shared_words import load_below
+from kernelkit.device.words import bits_of, float_of
+from kernelkit.plan import hw
+from mla.attention.shared.mail import MailPlan
+
+VECTOR = 8  # elements that a thread adds at a time
+NOTHING = (-math.inf, 0.0)  # statistics of a CTA without keys
+
+
+@dataclass(frozen=True)
+class Mailbox:
+    """Where the mail of a CTA is.
+
+    senders: ranks with keys, the first ones.
+    """
+
+    mail: Int32  # address of received rows
+    sent: Int32  # address of rows to send
+    full: Int32  # address of an mbarrier
+    rank: Int32
+    piece: Int32  # number of the CTA among those between this rank and the next
+    senders: Int32
+
+    @property
+    def sends(self) -> cutlass.Boolean:
+        """Whether this CTA has keys."""
+        return self.rank < self.senders
+
+
+@cute.jit
+def senders_of(plan: MailPlan, active: Int32, part: Int32) -> Int32:
+    """Return the ranks of a cluster that have keys. active: those of all clusters of a row tile."""
+    return cutlass.min(cutlass.max(active - part * plan.cluster, 0), plan.cluster)
+
+
+@cute.jit
+def rows_of(plan: MailPlan, rank: Int32) -> Int32:
+    """Return the number of rows that a rank owns; the last ones may own fewer, or none."""
+    owned = plan.owned_rows
+    return cutlass.min(cutlass.max(plan.rows - rank * owned, 0), owned)
+
+
+@cute.jit
+def open_mailbox(plan: MailPlan, box: Mailbox) -> None:
+    """Initialise the mbarrier with the expected bytes; one thread, before the cluster's barrier."""
+    cute.arch.inline_ptx("mbarrier.init.shared.b64 [{$r0}], 1;", read_only_args=[box.full])
+    cute.arch.mbarrier_init_fence()
+    rows = rows_of(plan, box.rank) * box.senders
+    if rows > 0:
+        cute.arch.inline_ptx(
+            "mbarrier.arrive.expect_tx.relaxed.cta.shared.b64 _, [{$r0}], {$r1};",
+            read_only_args=[box.full, rows * plan.row_bytes],
+        )
+
+
+@cute.jit
+def wait_for_mail(box: Mailbox) -> None:
+    """Wait for all announced bytes. Peers write them, so the acquire has cluster scope."""
+    cute.arch.inline_ptx(
+        "{ .reg .pred done; "
+        "WAIT: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [{$r0}], 0; "
+        "@done bra DONE; bra WAIT; DONE: }",
+        read_only_args=[box.full],
+    )
+
+
+# ---- sending
+
+
+@cute.jit
+def send(plan: MailPlan, box: Mailbox) -> None:
+    """Send every owner its rows; called by the finishing threads, the first ones of the CTA.
+
+    A warp issues its copies one by one, so that warps share them. Every CTA begins with another
+    owner, so that no owner gets the rows of all at a time.
+    """
+    thread, _, _ = cute.arch.thread_idx()
+    warps = plan.threads // hw.WARP_THREADS
+    turn = thread // hw.WARP_THREADS + thread % hw.WARP_THREADS * warps
+    owner = (box.rank + turn) % plan.cluster
+    if turn < plan.cluster and box.sends:
+        nbytes = rows_of(plan, owner) * plan.row_bytes
+        share = plan.owned_rows * plan.row_bytes
+        if nbytes > 0:
+            cute.arch.inline_ptx(
+                "{ .reg .b32 to, box; mapa.shared::cluster.u32 to, {$r0}, {$r4}; "
+                "mapa.shared::cluster.u32 box, {$r3}, {$r4}; "
+                "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes "
+                "[to], [{$r1}], {$r2}, [box]; }",
+                read_only_args=[
+                    box.mail + box.rank * share,
+                    box.sent + owner * share,
+                    nbytes,
+                    box.full,
+                    owner * plan.stride + box.piece,
+                ],
+            )
+
+
+# ---- receiving
+
+
+@cute.jit
+def received(
+    plan: MailPlan, box: Mailbox, slot: Int32, vector: Int32
+) -> tuple[cute.Tensor, Float32, Float32]:
+    """Return (eight elements of O, not normalised; maximum; sum) of an owned row, over all senders
+    in the order of ranks.
+    """
+    cluster, found, rows = plan.cluster, [], []
+    begin = box.sent if cutlass.const_expr(cluster == 1) else box.mail
+    for rank in cutlass.range_constexpr(cluster):
+        address = begin + (rank * plan.owned_rows + slot) * plan.row_bytes
+        found.append(load_below(address + 2 * plan.columns, rank, box.senders, NOTHING))
+    for rank in cutlass.range_constexpr(cluster):
+        address = begin + (rank * plan.owned_rows + slot) * plan.row_bytes
+        rows.append(load_below(address + vector * 16, rank, box.senders, (0.0,) * 4))
+    top = found[0][0]
+    for rank in cutlass.range_constexpr(1, cluster):
+        top = cute.arch.fmax(top, found[rank][0])
+    base, total = finite(top), Float32(0.0)
+    acc = cute.make_rmem_tensor(VECTOR, Float32)
+    acc.fill(0.0)
+    for rank in cutlass.range_constexpr(cluster):
+        weight = cute.math.exp2(found[rank][0] - base, fastmath=True)
+        total += weight * found[rank][1]
+        for word in cutlass.range_constexpr(4):
+            bits = bits_of(rows[rank][word])
+            acc[2 * word] += weight * float_of(bits << 16)
+            acc[2 * word + 1] += weight * float_of(bits & Uint32(0xFFFF0000))
+    return acc, top, total
