@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mla.attention.warm import warmup, warmup_sparse
     from mla.compressor.api import Compressor, Tables, compress
     from mla.glue.api import IndexKeys, LatentKeys, LowRank, Queries, norm_rope_append
+    from mla.glue.warm import warmup_rows
     from mla.indexer.api import IndexQuery, prepare_query, scores, select
     from mla.workspace import Workspace, plan_workspace
 
@@ -43,6 +44,7 @@ __all__ = [
     "sparse_prefill",
     "step_view",
     "warmup",
+    "warmup_rows",
     "warmup_sparse",
 ]
 
@@ -53,6 +55,7 @@ exports(__name__, {
     "mla.attention.warm": "warmup warmup_sparse",
     "mla.compressor.api": "Compressor Tables compress",
     "mla.glue.api": "IndexKeys LatentKeys LowRank Queries norm_rope_append",
+    "mla.glue.warm": "warmup_rows",
     "mla.indexer.api": "IndexQuery prepare_query scores select",
     "mla.workspace": "Workspace plan_workspace",
 })  # fmt: skip

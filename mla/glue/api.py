@@ -150,9 +150,26 @@ def norm_rope_append(
             without a kernel (FP4_288).
         TypeError, ValueError: naming the value and the limit, before anything is compiled.
     """
+    NORM_ROPE_APPEND(fields(
+        positions, rope, keys=keys, index_keys=index_keys, queries=queries, low_rank=low_rank,
+        pairs=pairs, pdl=pdl, backend=backend, arch=arch,
+    ))  # fmt: skip
+
+
+def fields(
+    positions: torch.Tensor,
+    rope: tuple[torch.Tensor, torch.Tensor],
+    *,
+    keys: LatentKeys | None = None,
+    index_keys: IndexKeys | None = None,
+    queries: Queries | None = None,
+    low_rank: LowRank | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Convert arguments of `norm_rope_append` to fields of `arguments.Arguments`."""
     if not isinstance(rope, tuple | list) or len(rope) != 2:
         raise TypeError(f"rope is {type(rope).__name__}, expected two tables (cos, sin)")
-    given: dict[str, Any] = {"positions": positions, "cos": rope[0], "sin": rope[1]}
+    given = {"positions": positions, "cos": rope[0], "sin": rope[1], **options}
     if keys is not None:
         given["keys"] = _keys(keys)
     if index_keys is not None:
@@ -166,8 +183,7 @@ def norm_rope_append(
         require_type("low_rank.x", low_rank.x, torch.Tensor)
         out, x = _in_place(low_rank.x, low_rank.out)
         given["low_rank"] = LowRankRows(out, low_rank.weight, x, low_rank.eps)
-    given |= {"pairs": pairs, "pdl": pdl, "backend": backend, "arch": arch}
-    NORM_ROPE_APPEND(given)
+    return given
 
 
 def _in_place(
@@ -180,15 +196,14 @@ def _in_place(
 def _keys(keys: LatentKeys) -> Keys:
     """Return the fields of the operator."""
     require("keys", keys, LatentKeys)
-    rows, plain = keys.rows, (keys.x,)
-    others = keys.slots, keys.weight, keys.eps, keys.scale
+    rows, others = keys.rows, (keys.slots, keys.weight, keys.eps, keys.scale)
     if isinstance(rows, torch.Tensor):
         store = rows.squeeze(2) if rows.ndim == 4 and rows.shape[2] == 1 else rows
-        return Keys(*plain, store, *others)
+        return Keys(keys.x, store, *others)
     require("keys.rows", rows, Rows)
     _require_record("keys", rows.record, STORED)
     places = rows.record.name, rows.rows, rows.data_offset, rows.scale_offset
-    return Keys(*plain, rows.pool, *others, *places)
+    return Keys(keys.x, rows.pool, *others, *places)
 
 
 def _index(index: IndexKeys, keys: Keys | None) -> Index:

@@ -42,7 +42,7 @@ def run(given: Arguments) -> tuple[()]:
     """Write all parts."""
     given.check()
     target = choose_target(given.positions.device, given.backend, given.arch, ARCHS)
-    _check_arch(given, target)
+    check_arch(given, target)
     config = config_of(given)
     items = config.items(given.tokens, given.heads)
     if items >= MAX_ITEMS:
@@ -153,7 +153,7 @@ def _bits(number: float) -> int:
     return int(struct.unpack("<I", struct.pack("<f", number))[0])
 
 
-def _check_arch(given: Arguments, target: Target) -> None:
+def check_arch(given: Arguments, target: Target) -> None:
     """Raise NotImplementedError for what an architecture cannot do."""
     if given.pdl:
         require_pdl(target.arch)
