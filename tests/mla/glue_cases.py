@@ -84,11 +84,14 @@ class Case:
         return (torch.rand(size, generator=generator) * 2.0 - 0.5).to(WEIGHTS[self.weight])
 
     def slots(self, salt: int) -> torch.Tensor:
-        """Entries in any order, no number twice but for those that are no entries."""
+        """Entries in any order, no number twice but for those that are no entries; of a few tokens
+        one has the first number behind the cache."""
         pick = random.Random(f"{self}{salt}")
         numbers = pick.sample(range(PAGES * PAGE), min(self.tokens, PAGES * PAGE))
         numbers += [-1] * (self.tokens - len(numbers))
         numbers = [pick.choice(STRANGE) if pick.randrange(4) == 0 else n for n in numbers]
+        if self.tokens > 2:
+            numbers[salt] = PAGES * PAGE
         return torch.tensor(numbers, dtype=TABLES[self.wide])
 
     def cache(self) -> Rows | torch.Tensor:
