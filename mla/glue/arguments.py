@@ -99,7 +99,7 @@ class Keys:
         if self.scale is None:
             return
         if self.stored != "e4m3_576":
-            raise ValueError(f"keys.scale with {self.stored}: only entries in e4m3 have one scale")
+            raise ValueError("keys.scale: only a tensor of entries in e4m3 has one scale")
         require_table("keys.scale", self.scale, torch.float32, (1,))
         if self.scale.device.type == "cpu" and not FLT_MIN <= self.scale.item() <= FLT_MAX:
             raise ValueError(f"keys.scale {self.scale.item()}: from {FLT_MIN:.4g} to {FLT_MAX:.4g}")
@@ -264,11 +264,13 @@ class Arguments:
             raise ValueError(
                 f"cos has shape {tuple(self.cos.shape)}, expected a row for every position"
             )
-        for part in (self.low_rank, self.keys, self.queries):
-            if part is not None:
-                part.check(self.tokens)
+        if self.keys is not None:
+            self.keys.check(self.tokens)
         if self.index is not None:
             self.index.check(self.tokens, self.keys_pool)
+        for part in (self.queries, self.low_rank):
+            if part is not None:
+                part.check(self.tokens)
         self._check_memory()
         if self.positions.device.type == "cpu":
             self._check_numbers()

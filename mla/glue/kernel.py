@@ -46,7 +46,7 @@ from mla.glue.config import (
     KeyWords,
     LowRankWords,
 )
-from mla.glue.device import (
+from mla.glue.norms import (
     add_squares,
     centre,
     factor_of,

@@ -72,7 +72,11 @@ def latent_keys(
     rope: tuple[torch.Tensor, torch.Tensor],
     pairs: str = NEIGHBOURS,
 ) -> torch.Tensor:
-    """Keys in bf16, as records are encoded from. x: [T, 576] or [T, 512]; rope: angles [T, 32]."""
+    """Keys in bf16, as records are encoded from.
+
+    x: [T, 576] or [T, 512].
+    rope: angles [T, 32].
+    """
     found = torch.cat((rms_norm(x[:, :LATENT], weight, eps), x[:, LATENT:].float()), 1)
     return to_bf16(_rotated(found, rope, pairs))
 
@@ -96,7 +100,11 @@ def index_keys(
     record: str,
     rotation: Rotation = PLAIN,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(data, scales) of keys of the indexer. norm: weight, bias and eps; rope: angles [T, 32]."""
+    """(data, scales) of keys of the indexer.
+
+    norm: weight, bias and eps.
+    rope: angles [T, 32].
+    """
     rows = index_records.prepared(layer_norm(x, *norm), *rope, rotation)
     return index_records.quantised(rows, index_format(record).record)
 

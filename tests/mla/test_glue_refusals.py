@@ -91,7 +91,7 @@ CALLS = [
     hostile(keys(slots=torch.arange(T).float()), "keys.slots is torch.float32"),
     hostile(keys(slots=torch.arange(T + 1)), r"keys.slots is torch.int64 \(4,\)"),
     hostile(keys(slots=torch.tensor([5, 1, 5])), "keys.slots has 5 twice, at 0 and 2"),
-    hostile(keys(scale=torch.ones(1)), "keys.scale with fp8_656: only entries in e4m3"),
+    hostile(keys(scale=torch.ones(1)), "keys.scale: only a tensor of entries in e4m3"),
     hostile(called(keys=replace(IN_E4M3, scale=torch.zeros(1))), "keys.scale 0.0: from 1.175e-38"),
     hostile(called(keys=replace(IN_E4M3, scale=torch.ones(2))), "keys.scale is torch.float32"),
     hostile(keys(rows=None), "keys.rows is None, expected Rows"),
