@@ -1,6 +1,7 @@
 """Attention to latent keys, and DeepSeek-V4's sparse attention over the cache.
 
-`decode`, `sparse_decode` and `sparse_prefill` attend to latent entries of 512 or 576 columns. For
+`decode`, `sparse_decode` and `sparse_prefill` attend to latent entries of 512 or 576 columns.
+`norm_rope_append` makes these entries, and queries, from what projections return. For
 DeepSeek-V4 there are also compressors, the indexer, the window, and `cached_attention`.
 """
 
@@ -13,13 +14,19 @@ if TYPE_CHECKING:
     from mla.attention.api import decode, decode_plan, sparse_decode, sparse_prefill
     from mla.attention.warm import warmup, warmup_sparse
     from mla.compressor.api import Compressor, Tables, compress
+    from mla.glue.api import IndexKeys, LatentKeys, LowRank, Queries, norm_rope_append
+    from mla.glue.warm import warmup_rows
     from mla.indexer.api import IndexQuery, prepare_query, scores, select
     from mla.workspace import Workspace, plan_workspace
 
 __all__ = [
     "Compressor",
     "Every",
+    "IndexKeys",
     "IndexQuery",
+    "LatentKeys",
+    "LowRank",
+    "Queries",
     "Selected",
     "StepView",
     "Tables",
@@ -28,6 +35,7 @@ __all__ = [
     "compress",
     "decode",
     "decode_plan",
+    "norm_rope_append",
     "plan_workspace",
     "prepare_query",
     "scores",
@@ -36,6 +44,7 @@ __all__ = [
     "sparse_prefill",
     "step_view",
     "warmup",
+    "warmup_rows",
     "warmup_sparse",
 ]
 
@@ -45,6 +54,8 @@ exports(__name__, {
     "mla.attention.api": "decode decode_plan sparse_decode sparse_prefill",
     "mla.attention.warm": "warmup warmup_sparse",
     "mla.compressor.api": "Compressor Tables compress",
+    "mla.glue.api": "IndexKeys LatentKeys LowRank Queries norm_rope_append",
+    "mla.glue.warm": "warmup_rows",
     "mla.indexer.api": "IndexQuery prepare_query scores select",
     "mla.workspace": "Workspace plan_workspace",
 })  # fmt: skip

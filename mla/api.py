@@ -179,7 +179,7 @@ def _rings_and_streams(
 
 def cached_attention(
     q: torch.Tensor,
-    kv: torch.Tensor,
+    kv: torch.Tensor | None,
     ring: Rows,
     window: TokenWindow | ChunkWindow,
     *,
@@ -194,12 +194,12 @@ def cached_attention(
     """Compute softmax(scale Q K^T, sink) K over the window and the past.
 
     `mla.reference` is the definition. The last 64 columns are rotated back by the token's position.
-    The call does not wait for a GPU; CUDA graphs capture a decoding step, padding included. Such a
-    step is two launches: one writes kv, one attends.
+    CUDA graphs capture a decoding step, padding included: a launch writes kv, another one attends.
 
     Args:
         q: bf16 [T, H, 512], rotated; a decoding step has up to 128 heads.
-        kv: [T, 512], bf16 or fp32, normalised and not rotated.
+        kv: [T, 512], bf16 or fp32, normalised and not rotated; None if `norm_rope_append` wrote the
+            entries of a decoding step, which is one launch then.
         ring: rows of BF16_512 or FP8_584; kv is written to it as `kvcache.append_swa` does, then
             read from there.
         window: window of the step, `StepView.window`.
@@ -207,8 +207,8 @@ def cached_attention(
         past: compressed entries, of BF16_512 or FP8_584; one that is listed twice counts twice.
         sinks: fp32 [H], for each head a logit whose value is zero.
         scale: factor of q.k; 512 ** -0.5 by default.
-        workspace: number of bytes that a chunk may use besides its arguments and its result. The
-            tokens are divided into as many launches as this requires (`plan_workspace`).
+        workspace: bytes that a chunk may use besides its arguments and its result; its tokens are
+            divided into as many launches as this requires (`plan_workspace`).
         backend, arch: see `kernelkit.call.launch.choose_target`. Chunks need Hopper, sm_100a or
             sm_103a, FP8_584 compute capability 8.9.
 
@@ -225,7 +225,8 @@ def cached_attention(
         return torch.empty_like(q)
     options = {"rope": rope, "scale": scale, **place}
     if isinstance(window, TokenWindow):
-        append_swa(ring, kv, window.positions, window.slots, *rope, **place)
+        if kv is not None:
+            append_swa(ring, kv, window.positions, window.slots, *rope, **place)
         near = listed(ring, window.entries, window.lengths)
         options["sinks"] = sinks
         return attend_in_place(q, near, _in_place(past), window.positions, options)
@@ -286,7 +287,7 @@ def _attend(
 
 def _check(
     q: torch.Tensor,
-    kv: torch.Tensor,
+    kv: torch.Tensor | None,
     ring: Rows,
     window: Window,
     past: Past | None,

@@ -37,7 +37,7 @@ Window = TokenWindow | ChunkWindow
 
 def check_call(
     q: torch.Tensor,
-    kv: torch.Tensor,
+    kv: torch.Tensor | None,
     ring: Rows,
     window: Window,
     past: Rows | None,
@@ -50,7 +50,9 @@ def check_call(
 
     past: the rows of compressed entries, if there are any.
     """
-    tensors = {"q": q, "kv": kv, "ring": ring.pool, "slots": window.slots}
+    tensors = {"q": q, "ring": ring.pool, "slots": window.slots}
+    if kv is not None:
+        tensors["kv"] = kv
     cos, sin = _tables_of(rope)
     if past is not None:
         tensors["past"] = past.pool
@@ -58,7 +60,7 @@ def check_call(
         tensors["sinks"] = sinks
     tensors |= {"cos": cos, "sin": sin}
     require_tensors(**tensors)
-    require_no_grad(q=q, kv=kv)
+    require_no_grad(**{name: tensors[name] for name in ("q", "kv") if name in tensors})
     if q.device.type == "cpu":  # elsewhere the operators check once for each layout
         require_memory(**tensors)
     _check_tokens(q, kv, len(window.slots))
@@ -127,7 +129,7 @@ def _tables_of(rope: object) -> tuple[torch.Tensor, torch.Tensor]:
     return rope[0], rope[1]
 
 
-def _check_tokens(q: torch.Tensor, kv: torch.Tensor, tokens: int) -> None:
+def _check_tokens(q: torch.Tensor, kv: torch.Tensor | None, tokens: int) -> None:
     if q.ndim != 3 or q.dtype != torch.bfloat16 or (q.shape[0], q.shape[2]) != (tokens, COLUMNS):
         raise ValueError(
             f"q is {q.dtype} {tuple(q.shape)}, expected torch.bfloat16 "
@@ -135,11 +137,13 @@ def _check_tokens(q: torch.Tensor, kv: torch.Tensor, tokens: int) -> None:
         )
     if not q.shape[1]:
         raise ValueError("q has 0 heads: at least 1")
+    require_tma("q", q)
+    if kv is None:
+        return
     if kv.shape != (tokens, COLUMNS):
         raise ValueError(f"kv has shape {tuple(kv.shape)}, expected ({tokens}, {COLUMNS})")
     if kv.dtype not in LATENT_DTYPES:
         raise ValueError(f"kv is {kv.dtype}, expected one of {LATENT_DTYPES}")
-    require_tma("q", q)
 
 
 def _check_rows(name: str, rows: Rows) -> None:

@@ -148,13 +148,15 @@ def _parts(found: torch.Tensor | Part) -> Part:
 
 
 def write_chunk(
-    ring: Rows, kv: torch.Tensor, window: ChunkWindow, rope: Rope, place: Place
+    ring: Rows, kv: torch.Tensor | None, window: ChunkWindow, rope: Rope, place: Place
 ) -> ChunkKeys:
     """Write kv to the ring, and return the keys with the rounding of the record.
 
     A ring has no room for all keys of the step, so these are rounded by a record of their own.
     Earlier keys are read from the ring before kv overwrites them.
     """
+    if kv is None:
+        raise ValueError("kv is None: a chunk reads its own entries from it")
     older = gathered(ring, window.older, place)
     own = scratch(ring, len(kv))
     append_swa(own, kv, window.positions, window.tokens, *rope, **place)

@@ -12,11 +12,13 @@ from tests.support.hostile.plain import ending, unlike
 
 NAMES = (
     "attention", "attention of pages", "decode", "merge", "prepare_query", "scores", "select",
-    "compress", "append_pages", "append_pages in e4m3", "gather_pages", "append_rows", "append_swa",
-    "gather", "gather of records", "copy_slots", "checksum", "q8_0.quantise", "matvec",
-    "matvec of integers", "product", "Q8Linear of tokens", "route", "route_tokens", "permutation",
-    "combine", "moe.quantise", "grouped_gemm", "grouped_gemm, activated", "grouped_gemm_swiglu",
-    "mixed_gemm", "fused_moe", "fused_moe, arranged",
+    "norm_rope_append", "norm_rope_append in place", "compress", "append_pages",
+    "append_pages in e4m3", "gather_pages", "append_rows", "append_swa", "gather",
+    "gather of records", "copy_slots", "checksum", "q8_0.quantise", "matvec",
+    "matvec of integers", "product",
+    "Q8Linear of tokens", "route", "route_tokens", "permutation", "combine", "moe.quantise",
+    "grouped_gemm", "grouped_gemm, activated", "grouped_gemm_swiglu", "mixed_gemm", "fused_moe",
+    "fused_moe, arranged",
 )  # fmt: skip
 
 

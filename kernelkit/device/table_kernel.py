@@ -14,11 +14,13 @@ class TableKernel:
 
     config: compile-time config; config.threads is the number of threads of a CTA
     cluster: shape of a cluster, None without
+    pdl: programmatic dependent launch; the kernel then waits itself (`dependent.follow`)
     fewest_ctas: CTAs per SM for which registers must suffice. 0 lets ptxas decide, which may spill
         for more.
     """
 
     cluster: tuple[int, int, int] | None = None
+    pdl = False
     fewest_ctas = 0
 
     def __init__(self, config: Any) -> None:
@@ -32,6 +34,7 @@ class TableKernel:
             block=(self.config.threads, 1, 1),
             cluster=self.cluster,
             stream=stream,
+            use_pdl=self.pdl,
             min_blocks_per_mp=self.fewest_ctas,
         )
 

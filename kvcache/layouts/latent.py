@@ -9,6 +9,8 @@ from kvcache.layouts.records import BF16_512, FP8_584, FP8_656, Record
 
 ROPE = 64  # elements, the last ones, rotated in neighbouring pairs
 INLINE_SCALE_BYTES = 4
+# What RoPE rotates by an angle: elements 2 i and 2 i + 1 (GPT-J), or i and i + 32 (NeoX).
+NEIGHBOURS, HALVES = PAIRS = ("neighbours", "halves")
 
 
 @dataclass(frozen=True)

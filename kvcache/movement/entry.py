@@ -10,8 +10,8 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint32
 
 from kernelkit.device.narrow import packed_elements
 from kernelkit.device.words import bits_of, float_of, vector_at
-from kvcache.layouts.latent import INLINE_SCALE_BYTES, Latent
-from kvcache.movement.config import Angles
+from kvcache.layouts.latent import INLINE_SCALE_BYTES, NEIGHBOURS, ROPE, Latent
+from kvcache.movement.config import PIECE, Angles
 from kvcache.movement.device import EntryAddress, bf16_pair, store_bytes, store_word, zeros
 
 # ---- Scales: the power of two by which a group of elements is divided, as its exponent byte
@@ -84,6 +84,8 @@ ROTATION = (
     "add.rn.f32 {$w1}, a, b; }"
 )
 
+LOWER_PIECES = ROPE // 2 // PIECE  # pieces with the first elements of pairs, if these are halves
+
 
 @dataclass(frozen=True)
 class Pieces:
@@ -135,6 +137,62 @@ def rotated(values: cute.Tensor, angles: cute.Tensor) -> cute.Tensor:
         )  # fmt: skip
         found[pair] = bf16_pair(*turned)
     return found
+
+
+@cute.jit
+def load_pairs(
+    angles: Angles,
+    position: Int64,
+    piece: Int32,
+    pairs: cutlass.Constexpr[str],
+    wanted: Boolean,
+) -> list[cute.Tensor]:
+    """The angles that `turned` needs for a piece of PIECE RoPE elements, 0 to 7; zeros where not
+    wanted. Each fragment has cosines and as many sines."""
+    count = PIECE // 2
+    if cutlass.const_expr(pairs == NEIGHBOURS):
+        return [load_angles(angles, position, piece * count, count, wanted)]
+    first = piece % LOWER_PIECES * PIECE
+    return [load_angles(angles, position, first + part * count, count, wanted) for part in (0, 1)]
+
+
+@cute.jit
+def turned(
+    values: cute.Tensor,
+    angles: list[cute.Tensor],
+    pairs: cutlass.Constexpr[str],
+    wanted: Boolean,
+) -> cute.Tensor:
+    """A piece of PIECE elements in fp32, rotated where wanted and as it is elsewhere.
+
+    All lanes of a warp call this. Eight lanes have the RoPE elements; the first of them is a
+    multiple of eight. angles: what `load_pairs` returned.
+    """
+    row, half = cute.make_rmem_tensor(PIECE, Float32), PIECE // 2
+    if cutlass.const_expr(pairs == NEIGHBOURS):
+        for pair in cutlass.range_constexpr(half):
+            x, y = values[2 * pair], values[2 * pair + 1]
+            both = _rotated_pair(x, y, angles[0][pair], angles[0][half + pair])
+            row[2 * pair] = both[0] if wanted else x
+            row[2 * pair + 1] = both[1] if wanted else y
+    else:
+        upper = cute.arch.lane_idx() & LOWER_PIECES != 0
+        for index in cutlass.range_constexpr(PIECE):
+            mine, place = values[index], index % half
+            other = cute.arch.shuffle_sync_bfly(mine, LOWER_PIECES)
+            x, y = other if upper else mine, mine if upper else other
+            found = angles[index // half]
+            both = _rotated_pair(x, y, found[place], found[half + place])
+            new = both[1] if upper else both[0]
+            row[index] = new if wanted else mine
+    return row
+
+
+@cute.jit
+def _rotated_pair(x: Float32, y: Float32, cos: Float32, sin: Float32) -> tuple[Float32, ...]:
+    return cute.arch.inline_ptx(
+        ROTATION, write_only_types=[Float32, Float32], read_only_args=[x, y, cos, sin]
+    )
 
 
 @cute.jit

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kvcache.layouts.latent import LATENTS, ROPE
+from kvcache.layouts.latent import LATENTS, NEIGHBOURS, ROPE
 from kvcache.layouts.records import FP8_584, Record
 from kvcache.layouts.rows import Rows
 
@@ -67,10 +67,13 @@ def rotated(kv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Ten
     return torch.cat((nope if kv.dtype == torch.bfloat16 else to_bf16(nope), to_bf16(turned)), 1)
 
 
-def rotated_rope(rope: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """fp32 [..., 64], neighbours rotated by the angles [..., 32]."""
-    x, y = rope.unflatten(-1, (-1, 2)).unbind(-1)
-    return torch.stack((x * cos - y * sin, y * cos + x * sin), -1).flatten(-2)
+def rotated_rope(
+    rope: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, pairs: str = NEIGHBOURS
+) -> torch.Tensor:
+    """fp32 [..., 64], neighbours or halves rotated by the angles [..., 32]."""
+    at = -1 if pairs == NEIGHBOURS else -2
+    x, y = rope.unflatten(-1, (-1, 2) if pairs == NEIGHBOURS else (2, -1)).unbind(at)
+    return torch.stack((x * cos - y * sin, y * cos + x * sin), at).flatten(-2)
 
 
 def quantised(entries: torch.Tensor, record: Record = FP8_584) -> tuple[torch.Tensor, torch.Tensor]:

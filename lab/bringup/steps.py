@@ -167,6 +167,7 @@ SMALL = {
     "query": ("query", "--rows 9"),
     "score": ("score", "--rows 3"),
     "topk": ("topk", "--rows 3"),
+    "norm_rope": ("norm_rope", "--rows 9"),
 }
 QUICK = ("append", "merge", "route", "quantise", "fmha-base", "fmha-pingpong", "fmha-256",
          "fmha-e4m3", "gqa-1", "gqa-8", "gqa-16", "q8_0", "compress", "score", "topk")  # fmt: skip

@@ -222,5 +222,5 @@ _FAMILIES = {
     "merge": "merge",
     **dict.fromkeys(("quantise", "route", "route_tokens", "permutation", "combine"), "moe"),
     **dict.fromkeys(("append", "gather", "copy", "checksum"), "kvcache"),
-    **dict.fromkeys(("compress", "query", "score", "topk"), "dsv4"),
+    **dict.fromkeys(("compress", "query", "score", "topk", "norm_rope"), "dsv4"),
 }

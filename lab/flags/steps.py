@@ -23,7 +23,11 @@ FAMILIES = {
         (1, 128, 2048, 8192, 32768),
         "rows appended or gathered, or as many bytes",
     ),
-    "dsv4": (("compress", "query", "score", "topk"), (1, 32, 128, 1024, 4096), "tokens of a step"),
+    "dsv4": (
+        ("compress", "query", "score", "topk", "norm_rope"),
+        (1, 32, 128, 1024, 4096),
+        "tokens of a step",
+    ),
 }
 ABOUT = {  # what a step does
     "merge": "Merges attention results over disjoint keys.",
@@ -41,6 +45,7 @@ ABOUT = {  # what a step does
     "query": "Rotates and quantises the queries of the indexer.",
     "score": "Scores the keys of the indexer.",
     "topk": "Selects the best of the scores.",
+    "norm_rope": "Normalises, rotates, casts and appends rows between projections.",
 }
 STEPS = {step: family for family, (steps, *_) in FAMILIES.items() for step in steps}
 ARCHS_OF = {"merge": groups.ALL_ARCHS}  # family -> --arch; those of others: SERVED

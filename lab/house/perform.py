@@ -20,7 +20,7 @@ from lab.house.source import ROOT, sources
 FAMILIES = {
     "fmha": ("fmha",),
     "gqa_lowlatency": ("gqa_lowlatency",),
-    "mla": ("mla", "mla/attention", "mla/compressor", "mla/indexer"),
+    "mla": ("mla", "mla/attention", "mla/compressor", "mla/glue", "mla/indexer"),
     "moe": ("moe", "moe/routing", "moe/quantiser"),
     "kvcache": ("kvcache/movement",),
     "q8_0": ("q8_0",),

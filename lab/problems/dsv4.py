@@ -22,6 +22,7 @@ from kvcache.layouts.latent import ROPE
 from kvcache.layouts.layout import Layout, Stream, Tail
 from kvcache.layouts.models import CSA, HCA, Options, deepseek_v4
 from kvcache.layouts.rows import Rows, TailRows
+from lab.problems import between
 from lab.problems.steps import Arguments, Maker, Problem
 from mla.compressor import reference as compressor_reference
 from mla.compressor.api import Compressor, Tables, compress
@@ -51,7 +52,11 @@ COMPRESSORS = {
 
 def makers(hidden: int) -> dict[str, list[Maker]]:
     """Return the makers by step."""
-    return {"compress": [partial(_compress, name) for name in COMPRESSORS], **index_makers()}
+    return {
+        "compress": [partial(_compress, name) for name in COMPRESSORS],
+        **index_makers(),
+        "norm_rope": between.makers(),
+    }
 
 
 def _step(layout: Layout, count: int, ratio: int) -> Step:

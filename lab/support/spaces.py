@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lab.support import attention, cache, decode, experts, latent, sparse, weights
+from lab.support import attention, between, cache, decode, experts, latent, sparse, weights
 
 SPACES = {
     space.name: space
@@ -14,5 +14,6 @@ SPACES = {
         *cache.SPACES,
         *weights.SPACES,
         *sparse.SPACES,
+        *between.SPACES,
     )
 }

@@ -75,6 +75,7 @@ KERNELS = {
     "query": "^mla_indexer_query_sm",
     "score": "^mla_indexer_scores_sm",
     "topk": "^mla_indexer_select_sm",
+    "norm_rope": "^mla_glue_sm",
 }
 # Name -> flags where none are given: a problem of the size that people ask about.
 HEADLINES = {

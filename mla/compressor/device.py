@@ -345,4 +345,4 @@ def _store_key(
         piece[index] = cute.arch.shuffle_sync(values[index % VECTOR], source)
     address = entry_address(form.record, entries, entry)
     exists = Boolean(entry >= 0 and lane < LANES)
-    store_index_row(piece, angles, form, arch, address, exists)
+    store_index_row(piece, [angles], form, arch, address, exists)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from kvcache.layouts.rows import Rows
+from mla.indexer.formats import PLAIN, Rotation
 from mla.indexer.query_launch import PREPARE_QUERY
 from mla.indexer.scores_launch import SCORES
 from mla.indexer.select_launch import SELECT
@@ -40,6 +41,7 @@ def prepare_query(
     *,
     record: str = "indexer_fp4",
     factor: float = 1.0,
+    rotation: Rotation = PLAIN,
     backend: str = "auto",
     arch: str | None = None,
 ) -> IndexQuery:
@@ -49,13 +51,15 @@ def prepare_query(
     The result is equal bit for bit to `mla.indexer.quantised`.
 
     Args:
-        q: [T, H, 128], bfloat16 or float32; the last 64 elements are not rotated yet. The last
-            dimension is contiguous, other strides are multiples of 16 bytes.
+        q: [T, H, 128], bfloat16 or float32, not rotated yet. The last dimension is contiguous,
+            other strides are multiples of 16 bytes.
         weights: [T, H], bfloat16 or float32, with any strides.
         positions: int64 [T], the row of the tables for each token.
         cos, sin: fp32 [P, 32], the angles of every position.
         record: 'indexer_fp4', 'indexer_fp8' or 'indexer_bf16', the record of the keys.
         factor: factor that the weights are multiplied by, for example 128^-0.5 H^-0.5.
+        rotation: that of the keys: the default of DeepSeek-V4's, `V32` or `GLM5` of
+            `mla.indexer.formats` of DeepSeek-V3.2's and GLM-5's, or another one.
         backend, arch: see `kernelkit.call.launch.choose_target`.
 
     Returns:
@@ -65,7 +69,8 @@ def prepare_query(
         TypeError, ValueError, NotImplementedError: naming the value and the limit.
     """
     given = {"q": q, "weights": weights, "positions": positions, "cos": cos, "sin": sin}
-    given |= {"record": record, "factor": factor, "backend": backend, "arch": arch}
+    given |= {"record": record, "factor": factor, "rotation": rotation}
+    given |= {"backend": backend, "arch": arch}
     return IndexQuery(*PREPARE_QUERY(given))
 
 

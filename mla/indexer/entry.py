@@ -13,20 +13,22 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint32
 from kernelkit.device.narrow import packed_elements
 from kernelkit.device.words import float_of, fused
 from kvcache.layouts.latent import ROPE
+from kvcache.movement.config import Angles
 from kvcache.movement.device import EntryAddress, bf16_pair, store_bytes, store_word
 from kvcache.movement.entry import (
     E2M1_RULE,
     E4M3_RULE,
-    ROTATION,
     inverse_of,
+    load_pairs,
     scale_bits,
     scale_code,
+    turned,
 )
-from mla.indexer.formats import LANES, PIECE, WIDTH, IndexFormat
+from mla.indexer.formats import LANES, PIECE, PLAIN, WIDTH, IndexFormat, Rotation
 from mla.indexer.params import HeadRows
 
 PAIRS = PIECE // 2  # of neighbours in a lane
-ROPE_LANE = LANES - ROPE // PIECE  # the first lane whose elements are rotated
+ROPE_LANES = ROPE // PIECE  # lanes whose elements are rotated
 NORM = WIDTH**-0.5
 RULES = {"e2m1": E2M1_RULE, "e4m3": E4M3_RULE}
 
@@ -34,25 +36,25 @@ RULES = {"e2m1": E2M1_RULE, "e4m3": E4M3_RULE}
 @cute.jit
 def store_index_row(
     values: cute.Tensor,
-    angles: cute.Tensor,
+    angles: list[cute.Tensor],
     form: cutlass.Constexpr[IndexFormat],
     arch: cutlass.Constexpr[str],
     address: EntryAddress,
     exists: Boolean,
+    rotation: cutlass.Constexpr[Rotation] = PLAIN,
 ) -> None:
     """Convert a row in fp32 that is not rotated yet to the record's bytes, and store it.
 
     Args:
         values: the lane's 8 elements.
-        angles: 4 cosines, then 4 sines of the lane's pairs; only the upper 8 lanes of a row read
-            them.
+        angles: those of the lane's pairs, see `load_row_angles`.
         form: one of `mla.indexer.formats.FORMATS`.
         arch: "sm_100a" or "sm_90a".
         address: address of the record. Its data begin at a multiple of 16 bytes, the scales of
             INDEXER_FP8 at a multiple of 4.
         exists: whether anything is stored; the same in all lanes of a row.
     """
-    words = prepared_row(values, angles)
+    words = prepared_row(values, angles, rotation)
     elements, code = quantised_row(words, form, arch)
     store_row(elements, code, form, address, exists)
 
@@ -64,24 +66,40 @@ def row_address(rows: HeadRows, token: Uint32, head: Uint32) -> Int64:
 
 
 @cute.jit
-def prepared_row(values: cute.Tensor, angles: cute.Tensor) -> cute.Tensor:
+def prepared_row(
+    values: cute.Tensor,
+    angles: list[cute.Tensor],
+    rotation: cutlass.Constexpr[Rotation] = PLAIN,
+) -> cute.Tensor:
     """Return a lane's elements, rotated and transformed, as bf16, two in each word."""
     lane = cute.arch.lane_idx() % LANES
-    row = cute.make_rmem_tensor(PIECE, Float32)
-    for pair in cutlass.range_constexpr(PAIRS):
-        x, y = values[2 * pair], values[2 * pair + 1]
-        turned = cute.arch.inline_ptx(
-            ROTATION,
-            write_only_types=[Float32, Float32],
-            read_only_args=[x, y, angles[pair], angles[PAIRS + pair]],
-        )
-        row[2 * pair] = turned[0] if lane >= ROPE_LANE else x
-        row[2 * pair + 1] = turned[1] if lane >= ROPE_LANE else y
-    transform(row, lane)
+    row = turned(values, angles, rotation.pairs, is_rotated(lane, rotation))
+    factor = Float32(1.0)
+    if cutlass.const_expr(rotation.hadamard):
+        transform(row, lane)
+        factor = Float32(NORM)
     words = cute.make_rmem_tensor(PAIRS, Uint32)
     for pair in cutlass.range_constexpr(PAIRS):
-        words[pair] = bf16_pair(row[2 * pair] * Float32(NORM), row[2 * pair + 1] * Float32(NORM))
+        words[pair] = bf16_pair(row[2 * pair] * factor, row[2 * pair + 1] * factor)
     return words
+
+
+@cute.jit
+def is_rotated(lane: Int32, rotation: cutlass.Constexpr[Rotation]) -> Boolean:
+    """Whether elements of a lane of a row, 0 to 15, are rotated."""
+    if cutlass.const_expr(rotation.rope_first):
+        return Boolean(lane < ROPE_LANES)
+    return Boolean(lane >= LANES - ROPE_LANES)
+
+
+@cute.jit
+def load_row_angles(
+    angles: Angles, position: Int64, rotation: cutlass.Constexpr[Rotation]
+) -> list[cute.Tensor]:
+    """The angles that `prepared_row` needs, of a lane's elements; zeros for those not rotated."""
+    lane = cute.arch.lane_idx() % LANES
+    wanted = is_rotated(lane, rotation)
+    return load_pairs(angles, position, lane % ROPE_LANES, rotation.pairs, wanted)
 
 
 @cute.jit

@@ -7,11 +7,38 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvcache.layouts.latent import HALVES, NEIGHBOURS, PAIRS
 from kvcache.layouts.records import INDEXER_BF16, INDEXER_FP4, INDEXER_FP8, Record
 
 WIDTH = 128  # elements of a key, and of a head of a query
 PIECE = 8  # neighbours that a lane holds
 LANES = WIDTH // PIECE  # lanes that hold a row
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """How a key or a query of the indexer is rotated before it is quantised. The default is that
+    of DeepSeek-V4; q . k keeps its value if keys and queries are rotated alike.
+
+    pairs: 'neighbours' or 'halves', what an angle rotates.
+    rope_first: the first 64 elements are rotated (DeepSeek-V3.2, GLM-5), not the last 64.
+    hadamard: whether the row then goes through the Hadamard transform.
+    """
+
+    pairs: str = NEIGHBOURS
+    rope_first: bool = False
+    hadamard: bool = True
+
+    def check(self) -> None:
+        """Raise ValueError for pairs that do not exist."""
+        if self.pairs not in PAIRS:
+            raise ValueError(f"pairs {self.pairs!r}: one of {PAIRS}")
+
+
+PLAIN = Rotation()
+# DeepSeek's inference code of V3.2, and transformers' `DeepseekV32Indexer`, `GlmMoeDsaIndexer`.
+V32 = Rotation(HALVES, rope_first=True)
+GLM5 = Rotation(rope_first=True)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """Definition of the stored bytes of index keys and queries, in plain torch.
 
 A row is 128 elements in fp32. The last ROPE are rotated as `kvcache.movement.reference` rotates
-them. Then the whole row goes through a Hadamard transform of Sylvester's natural order times
-128^-0.5, in fp32, with every sum rounded by itself. Pairs (x, y) become (x + y, x - y), at distance
-1 first, then 2, 4, up to 64; the factor is applied last. The result is rounded to bf16, and
-quantised from bf16:
+them; `Rotation` has other ways. Then the whole row goes through a Hadamard transform of Sylvester's
+natural order times 128^-0.5, in fp32, with every sum rounded by itself. Pairs (x, y) become
+(x + y, x - y), at distance 1 first, then 2, 4, up to 64; the factor is applied last. The result is
+rounded to bf16, and quantised from bf16:
 
 INDEXER_FP4   e2m1 of x / s, to nearest even; every 32 neighbours have one
               s = 2^ceil(log2(max(amax, 6 * 2^-126) / 6)), stored as its exponent byte
@@ -37,7 +37,7 @@ from kvcache.movement.reference import (
     scale_exponents,
     to_bf16,
 )
-from mla.indexer.formats import WIDTH, IndexFormat, index_format
+from mla.indexer.formats import PLAIN, WIDTH, IndexFormat, Rotation, index_format
 
 # element -> (largest number, smallest scale that is not rounded up, code of an element of a group
 # with a NaN)
@@ -48,11 +48,15 @@ LIMITS = {
 NORM = WIDTH**-0.5
 
 
-def prepared(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def prepared(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, rotation: Rotation = PLAIN
+) -> torch.Tensor:
     """Return rows [..., 128] rotated by angles [..., 32] and transformed, in bf16."""
-    x = x.float()
-    turned = torch.cat((x[..., :-ROPE], rotated_rope(x[..., -ROPE:], cos, sin)), -1)
-    return to_bf16(hadamard(turned))
+    parts = [*x.float().split(ROPE, -1)]
+    place = 0 if rotation.rope_first else -1
+    parts[place] = rotated_rope(parts[place], cos, sin, rotation.pairs)
+    turned = torch.cat(parts, -1)
+    return to_bf16(hadamard(turned) if rotation.hadamard else turned)
 
 
 def hadamard(x: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mla.indexer.formats import FORMATS, LANES, IndexFormat
+from mla.indexer.formats import FORMATS, LANES, PLAIN, IndexFormat, Rotation
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,7 @@ class QueryConfig:
     record: str
     dtype: str
     weights: str
+    rotation: Rotation = PLAIN
     threads: int = 128
 
     @property

@@ -16,8 +16,7 @@ from kernelkit.plan.hw import WARP_THREADS
 from kvcache.movement.device import EntryAddress, int64_at, load_bytes, store_word, zeros
 from kvcache.movement.entry import scale_bits, widened
 from mla.indexer.entry import (
-    PAIRS,
-    ROPE_LANE,
+    load_row_angles,
     prepared_row,
     quantised_row,
     row_address,
@@ -59,9 +58,11 @@ class Query(TableKernel):
             token = index // Uint32(heads)
             head = index - token * Uint32(heads)
             values = self.load(params.q, token, head, lane)
-            angles = self.load_angles(params, token, lane)
+            position = int64_at(params.positions, Int32(token))
+            angles = load_row_angles(params.angles, position, config.rotation)
             weight = self.load_weight(params.weights, token, head)
-            elements, code = quantised_row(prepared_row(values, angles), form, self.arch)
+            words = prepared_row(values, angles, config.rotation)
+            elements, code = quantised_row(words, form, self.arch)
             address = EntryAddress(
                 params.data + Int64(index) * form.record.data_bytes,
                 params.scales + Int64(index) * form.record.scale_bytes,
@@ -87,22 +88,6 @@ class Query(TableKernel):
         for part in cutlass.range_constexpr(2):
             load_bytes(place + part * 16, cute.local_tile(values, (PIECE // 2,), (part,)))
         return values
-
-    @cute.jit
-    def load_angles(self, params: QueryParams, token: Uint32, lane: Int32) -> cute.Tensor:
-        """Load the cosines and then the sines of the lane's pairs; zeros in lanes without
-        rotation."""
-        angles = zeros(2 * PAIRS, Float32)
-        if lane >= ROPE_LANE:
-            tables = params.angles
-            position = int64_at(params.positions, Int32(token))
-            position = cutlass.max(cutlass.min(position, tables.positions - 1), Int64(0))
-            both = (tables.cos, tables.cos_stride), (tables.sin, tables.sin_stride)
-            for part, (table, stride) in enumerate(both):
-                place = table + position * stride
-                place += (lane - ROPE_LANE) * (PAIRS * 4)
-                load_bytes(place, cute.local_tile(angles, (PAIRS,), (part,)))
-        return angles
 
     @cute.jit
     def load_weight(self, weights: HeadRows, token: Uint32, head: Uint32) -> Float32:

@@ -15,7 +15,7 @@ from kernelkit.device.param_table import ParamTable
 from kernelkit.plan.limits import FLT_MAX
 from kvcache.movement.arguments import check_positions, check_rope
 from kvcache.movement.config import Angles, ctas_for
-from mla.indexer.formats import WIDTH, index_format
+from mla.indexer.formats import PLAIN, WIDTH, Rotation, index_format
 from mla.indexer.params import HeadRows, QueryParams
 from mla.indexer.query_config import QueryConfig
 
@@ -38,6 +38,7 @@ class Query:
     sin: torch.Tensor
     record: str = "indexer_fp4"
     factor: float = 1.0
+    rotation: Rotation = PLAIN
     backend: str = "auto"
     arch: str | None = None
 
@@ -63,6 +64,7 @@ def run_prepare_query(given: Query) -> Prepared:
     require_tensors(q=q, weights=weights, positions=positions, cos=cos, sin=sin)
     record = index_format(given.record).record.name
     _check(q, weights)
+    given.rotation.check()
     if not abs(given.factor) <= FLT_MAX:
         raise ValueError(f"factor {given.factor}: a finite fp32 number, at most {FLT_MAX:.4g}")
     check_rope(positions, cos, sin, len(q))
@@ -74,7 +76,7 @@ def run_prepare_query(given: Query) -> Prepared:
         raise ValueError(f"{rows} heads of all tokens: fewer than {MAX_ROWS}")
     check_positions(positions, len(cos))
 
-    config = QueryConfig(record, DTYPE_NAMES[q.dtype], DTYPE_NAMES[weights.dtype])
+    config = QueryConfig(record, DTYPE_NAMES[q.dtype], DTYPE_NAMES[weights.dtype], given.rotation)
     data, scales, out_weights = prepared
     params = QueryParams(
         q=HeadRows.of(q),

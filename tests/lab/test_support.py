@@ -44,7 +44,9 @@ WORDS = {
     "bytes of a token": ("bytes for a token",),
     "function": ("dtype", "x is"),
     "cols": ("cols", "stride"),
-    "tables": ("owners", "block_tables"),
+    "tables": ("owners", "block_tables", "positions", "slots"),
+    "rows": ("x is",),
+    "weights": ("weight is",),
     "record": ("record", "ring", "rows", "bytes"),
     "columns": ("bytes for a token", "out is", "columns"),
 }

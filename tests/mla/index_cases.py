@@ -9,7 +9,7 @@ import torch
 
 from mla.indexer import api
 from mla.indexer import quantised as definition
-from mla.indexer.formats import WIDTH, index_format
+from mla.indexer.formats import PLAIN, WIDTH, Rotation, index_format
 from tests.kvcache.movement.rows_cases import DTYPES, Movement, assert_equal, checked, latents
 
 BESIDE = 8
@@ -26,10 +26,13 @@ class Query:
     weights: str = "bf16"
     factor: float = 1.0
     seed: int = 0
+    rotation: Rotation = PLAIN
 
     def __str__(self) -> str:
         sizes = f"{self.tokens}x{self.heads}-{self.dtype}-{self.weights}"
-        return f"{self.record}-{sizes}-{self.factor:.3g}-{self.seed}"
+        name = f"{self.record}-{sizes}-{self.factor:.3g}-{self.seed}"
+        flags = f"{self.rotation.rope_first:d}{self.rotation.hadamard:d}"
+        return name if self.rotation == PLAIN else f"{name}-{self.rotation.pairs}{flags}"
 
     def build(self, device: str = "cpu") -> tuple:
         """Return (q, weights, positions, cos, sin); neither q nor weights are contiguous."""
@@ -58,7 +61,7 @@ def expected_query(case: Query, q: torch.Tensor, weights: torch.Tensor, *rope: t
     """Return (data, scales, weights) by the definition."""
     positions, cos, sin = rope
     record = index_format(case.record).record
-    rows = definition.prepared(q, cos[positions][:, None], sin[positions][:, None])
+    rows = definition.prepared(q, cos[positions][:, None], sin[positions][:, None], case.rotation)
     data, scales = definition.quantised(rows, record)
     weights = weights.float() * torch.tensor(case.factor)
     if case.record == "indexer_fp8":
@@ -69,7 +72,8 @@ def expected_query(case: Query, q: torch.Tensor, weights: torch.Tensor, *rope: t
 def check_query(case: Query, device: str = "cpu", **place: str) -> None:
     arguments = case.build(device)
     with checked():
-        found = api.prepare_query(*arguments, record=case.record, factor=case.factor, **place)
+        options = {"record": case.record, "factor": case.factor, "rotation": case.rotation}
+        found = api.prepare_query(*arguments, **options, **place)
     data, scales, weights = expected_query(case, *(x.cpu() for x in arguments))
     assert_equal(found.data.view(torch.uint8), data)
     assert_equal(found.scales, scales)

@@ -73,6 +73,10 @@ def test_decoding_is_one_launch_of_attention(kind, monkeypatch):
         model.case = replace(model.case, workspace=0)
         o = model.attend(kind, inputs, view)
         assert len(launches) == 2
+        launches.clear()
+        again = model.attend(kind, replace(inputs, kv=None), view)  # it is in the ring by now
+        assert len(launches) == 1
+        assert torch.equal(again, o)
         model.remember(step, kind, inputs.kv)
         assert model.judge(kind, step, inputs, o).ok
 

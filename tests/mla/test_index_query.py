@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 
 from mla.indexer import api
-from mla.indexer.formats import FORMATS
+from mla.indexer.formats import FORMATS, GLM5, V32, Rotation
 from mla.indexer.query_launch import ARCHS
 from tests.mla.index_cases import Query, check_query
 
@@ -31,12 +31,21 @@ MORE = [
         (5, 64, "bf16", "bf16", 3.0, 3), (130, 1, "bf16", "bf16", 1.0, 4),
     )
 ]  # fmt: skip
+ROTATED = [
+    Query("indexer_fp8", rotation=V32), Query("indexer_fp8", dtype="fp32", rotation=GLM5),
+    Query("indexer_bf16", rotation=Rotation("halves", hadamard=False)),
+]  # fmt: skip
 CASE = Query("indexer_fp4")
 
 
 @pytest.mark.parametrize(("case", "arch"), QUICK, ids=str)
 def test_queries(case, arch):
     check_query(case, arch=arch)
+
+
+@pytest.mark.parametrize("case", ROTATED, ids=str)
+def test_other_rotations(case):
+    check_query(case, arch="sm_90a")
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -21,12 +21,13 @@ from lab.problems.attention import same_bits
 from lab.problems.draws import Kernel
 from lab.soak import campaign
 from lab.soak.campaign import Family, Feature, Results
-from lab.soak.rows import arithmetic, attend, experts, movement, quantise, routing, sparse
+from lab.soak.rows import arithmetic, attend, between, experts, movement, quantise, routing, sparse
 from lab.soak.rows.subject import CONTENTS, Problem, Subject, moved
 
 SUBJECTS: tuple[Subject, ...] = (
     *quantise.SUBJECTS, *routing.SUBJECTS, *experts.SUBJECTS, *arithmetic.SUBJECTS,
-    *movement.SUBJECTS, *attend.SUBJECTS, *sparse.SUBJECTS, *arithmetic.MERGES,
+    *movement.SUBJECTS, *attend.SUBJECTS, *sparse.SUBJECTS, *between.SUBJECTS,
+    *arithmetic.MERGES,
 )  # fmt: skip
 ARCHS = tuple(dict.fromkeys(arch for subject in SUBJECTS for arch in subject.archs))
 

@@ -20,14 +20,18 @@ import q8_0
 from blackwell_engines import parallel
 from kernelkit.call.prepared import Plan
 from kvcache import Manager, Sizes
-from kvcache.layouts.models import Options, deepseek_v4
+from kvcache.layouts.models import MLA_BF16, Options, deepseek_v4
 from kvcache.layouts.presets import CONFIGS
 from kvcache.layouts.records import BF16_512, FP8_584, INDEXER_BF16, plain
 from kvcache.layouts.rows import Rows, TailRows
 from mla import (
     Compressor,
     Every,
+    IndexKeys,
     IndexQuery,
+    LatentKeys,
+    LowRank,
+    Queries,
     Selected,
     StepView,
     Tables,
@@ -36,6 +40,7 @@ from mla import (
     compress,
     decode,
     decode_plan,
+    norm_rope_append,
     plan_workspace,
     prepare_query,
     scores,
@@ -217,6 +222,27 @@ def _latent_listed() -> Given:
             "positions": torch.arange(3), "out": bf16(3, 4, 512)}  # fmt: skip
 
 
+def _between() -> Given:
+    """What a layer does after its first projections, and after its last one."""
+    blocks, others = _pool(3, 4 * 1152), _pool(3, 4 * 256)
+    keys = LatentKeys(bf16(3, 576), Rows(blocks, 0, 0, 4, MLA_BF16), torch.tensor([0, 5, -1]),
+                      positive(512))  # fmt: skip
+    index = IndexKeys(bf16(3, 128), Rows(others, 0, 0, 4, INDEXER_BF16),
+                      torch.tensor([7, 1, 0]), positive(128), normal(128))  # fmt: skip
+    return {"positions": torch.arange(3), "rope": angles(8, 32), "keys": keys, "index_keys": index,
+            "queries": Queries(bf16(3, 2, 192), bf16(3, 2, 576)),
+            "low_rank": LowRank(bf16(3, 64), positive(64), bf16(3, 64))}  # fmt: skip
+
+
+def _between_in_place() -> Given:
+    """In place, keys in pages of a tensor."""
+    keys = LatentKeys(bf16(3, 512), bf16(2, 4, 512), torch.tensor([0, 5, -1], dtype=INT),
+                      bf16(512))  # fmt: skip
+    return {"positions": torch.arange(3, dtype=INT), "rope": angles(8, 32), "keys": keys,
+            "queries": Queries(bf16(3, 2, 512), eps=1e-6), "pairs": "halves",
+            "low_rank": LowRank(bf16(3, 64), positive(64))}  # fmt: skip
+
+
 SPARSE_BASES = (
     Base("mla.decode", decode, _latent, ("out",)),
     Base("sparse_decode", sparse_decode, _latent_listed, ("out",)),
@@ -232,6 +258,15 @@ SPARSE_BASES = (
         lambda: {"self": plan_workspace(**_workspace()), "limit": 1 << 20, "tokens": 3},
     ),
     Base("prepare_query", prepare_query, _preparing),
+    Base(
+        "norm_rope_append", norm_rope_append, _between,
+        ("keys/rows/pool", "index_keys/rows/pool", "queries/out", "low_rank/out"),
+        frozenset({"low_rank/x", "low_rank/out"}),
+    ),
+    Base(
+        "norm_rope_append in place", norm_rope_append, _between_in_place,
+        ("keys/rows", "queries/q", "low_rank/x"),
+    ),
     Base("scores", scores, _scoring, ("out",)),
     Base("select", select, _selecting),
     Base("compress", compress, _compressing, ("tail/pool", "out/pool")),
@@ -605,6 +640,10 @@ BASES = {
             computed=None,
         ),
         Base("mla.decode_plan", decode_plan, lambda: _without(_latent(), "out"), computed=_planned),
+        Base(
+            "warmup_rows", mla.warmup_rows, lambda: _between(), options_of=norm_rope_append,
+            computed=None,
+        ),
         Base("mla.warmup", mla.warmup, lambda: _warming(_latent()), computed=None),
         Base(
             "warmup_sparse", mla.warmup_sparse, lambda: _latent_listed() | {"tokens": (1, 7)},
