@@ -30,9 +30,15 @@ VECTORS = LATENT // mailbox.VECTOR
 
 
 @cute.jit
-def finish(plan: Plan90, scope: Scope, lane: Lane, o: cute.Tensor, reference: Reference) -> None:
+def finish(
+    plan: Plan90,
+    scope: Scope,
+    lane: Lane,
+    o: cute.Tensor,
+    reference: Reference,
+    sums: tuple[Float32, Float32],
+) -> None:
     """Finish the rows of this CTA, or its share of them; called by both teams."""
-    sums = sums_of_both(plan, scope, lane, reference)
     tops = (reference.row_max[0], reference.row_max[1])
     if cutlass.const_expr(plan.reduces):
         post(plan, scope, lane, o, tops, sums)
@@ -42,18 +48,27 @@ def finish(plan: Plan90, scope: Scope, lane: Lane, o: cute.Tensor, reference: Re
 
 
 @cute.jit
-def published(scope: Scope, kind: cutlass.Constexpr) -> cute.Tensor:
-    """Return MAXIMA or SUMS of the rows in shared memory, (row, team)."""
+def published(scope: Scope, kind: Int32 | int) -> cute.Tensor:
+    """Return MAXIMA or SUMS, or those of odd units behind, of the rows in shared memory, (row,
+    team).
+    """
     layout = cute.make_layout((ROWS, TEAMS))
     return cute.make_tensor(scope.buffers.rows + kind * ROWS * TEAMS, layout)
 
 
 @cute.jit
 def sums_of_both(
-    plan: Plan90, scope: Scope, lane: Lane, reference: Reference
+    plan: Plan90, scope: Scope, lane: Lane, reference: Reference, step: Int32
 ) -> tuple[Float32, Float32]:
-    """Return the sums of the weights of both rows, over their lanes and both teams."""
-    numbers = published(scope, SUMS)
+    """Return the sums of the weights of both rows, over their lanes and both teams.
+
+    When it returns, both teams have done all products of unit number `step`.
+    """
+    kind = SUMS
+    if cutlass.const_expr(plan.config.ways.resident > 0):
+        # A team may be at the end of its next unit while the other one still reads the sums.
+        kind = SUMS + step % 2
+    numbers = published(scope, kind)
     for half in cutlass.range_constexpr(2):
         total = reference.row_sum[half]
         for step in cutlass.range_constexpr(2):
