@@ -15,7 +15,7 @@ from mla import decode, decode_plan, sparse_decode
 from mla.attention import launch
 from mla.attention.choose import WGMMA, Load, decide, decision_for
 from mla.attention.config import Keys, LatentConfig, Ways
-from mla.attention.sm90 import entries, gather, kernel, math, plan
+from mla.attention.sm90 import entries, finish, gather, kernel, math, plan
 from ptxemu import Options, PtxEmuError
 from tests.mla.latent_cases import ADVERSARIAL, CHECKED, RANDOM, check, run
 
@@ -128,6 +128,42 @@ def test_ctas_cross_in_every_way(case, ways, other_ways):
     check_ways(case, ways, other_ways, CHECKED, RANDOM)
 
 
+STAYING = (
+    (Dense(heads=70, page=32, lens=(150, 0, 0, 70, 10), options=wgmma()), Ways(resident=3)),
+    (Sparse(heads=70, tokens=5, cache=Cache("fp8_584", 16, 150, counts=(140, 0, 70, 150, 64)),
+            extra=Cache("bf16_512", 8, 70), options=wgmma()), Ways("copies", resident=2)),
+    (Sparse(heads=70, cache=Cache("bf16_576", 16, 150), options=wgmma()), Ways(resident=4)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "ways"), STAYING, ids=str)
+def test_clusters_stay(case, ways, other_ways):
+    check_ways(case, ways, other_ways, CHECKED, RANDOM)
+
+
+@pytest.mark.parametrize(("cluster", "lens"), [(2, (150, 0, 1, 300)), (1, (60, 200))])
+def test_q_comes_first(cluster, lens, other_ways):
+    case = Dense(heads=12, tokens=2, page=16, lens=lens, options=wgmma(cluster))
+    check_ways(case, Ways(q_first=True), other_ways, CHECKED, RANDOM)
+
+
+@pytest.mark.parametrize(
+    ("ways", "options", "text"),
+    [
+        (Ways("bulk"), {}, "crossing is one of"),
+        (Ways("stores"), {"sharers": 1}, "CTAs share"),
+        (Ways("copies"), {"parts": True}, "parts of one CTA"),
+        (Ways(q_first=True), {"sharers": 1}, "keys by TMA"),
+        (Ways("stores", resident=4), {"cluster": 2}, "clusters that stay"),
+        (Ways(groups=2), {"keys": Keys("bf16_576", 64)}, "keys that threads gather"),
+    ],
+)
+def test_ways_that_do_not_fit_are_refused(ways, options, text):
+    given = {"keys": Keys("bf16_576", 64, listed=True), "sharers": 2} | options
+    with pytest.raises(ValueError, match=text):
+        plan.Plan90(LatentConfig(ways=ways, **given)).check()
+
+
 @pytest.mark.parametrize("case", IN_GROUPS, ids=str)
 def test_two_warpgroups_gather(case, other_ways):
     check_ways(case, Ways(groups=2), other_ways, CHECKED)
@@ -202,6 +238,9 @@ TRAPS = {
     ),
     "exit of a peer": (
         gather, kernel, "Gather", ("range_constexpr(BUFFERS)", "range_constexpr(0)")
+    ),
+    "mail over keys of a peer": (
+        finish, math, "finish", ('plan.config.ways.crossing == "copies"', "False")
     ),
 }  # fmt: skip
 

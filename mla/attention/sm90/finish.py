@@ -49,9 +49,7 @@ def finish(
 
 @cute.jit
 def published(scope: Scope, kind: Int32 | int) -> cute.Tensor:
-    """Return MAXIMA or SUMS, or those of odd units behind, of the rows in shared memory, (row,
-    team).
-    """
+    """Return MAXIMA, or SUMS of even or odd units, of the rows in shared memory, (row, team)."""
     layout = cute.make_layout((ROWS, TEAMS))
     return cute.make_tensor(scope.buffers.rows + kind * ROWS * TEAMS, layout)
 
@@ -197,8 +195,10 @@ def post(
 ) -> None:
     """Send this CTA's part of every row to its owner, once all CTAs have read their keys.
 
-    Both teams have read theirs here, so that the rows to send may replace them.
+    Both teams have read theirs here, so that the rows to send may replace them. Copies to a peer
+    read keys, too, until the peer has all of its tiles.
     """
+    copied = plan.config.ways.crossing == "copies"
     if cutlass.const_expr(plan.config.cluster > 1):
         # A release by every warp would wait for memory. One warp's, behind a barrier of all that
         # have read the keys, stands for all.
@@ -206,10 +206,13 @@ def post(
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
             cute.arch.fence_acq_rel_cluster()
         cute.arch.cluster_arrive_relaxed()
+        if cutlass.const_expr(copied):
+            cute.arch.cluster_wait()
     mailbox.lay_out(plan, scope, lane, o, tops, sums)
     meet(plan.barriers, "math")
     if cutlass.const_expr(plan.config.cluster > 1):
-        cute.arch.cluster_wait()
+        if cutlass.const_expr(not copied):
+            cute.arch.cluster_wait()
         mailbox.send(plan, scope)
 
 

@@ -1,7 +1,8 @@
 """Attention to latent keys on Hopper: host entry, prologue, dispatch of the warps.
 
 Read `plan.py` first (roles, buffers, barriers), then this file, `walk.py` (the work of a CTA),
-`load.py` or `gather.py`, `math.py`, and `finish.py` with `mailbox.py`.
+`load.py` or `gather.py` with `entries.py` and `units.py`, `math.py`, and `finish.py` with
+`mailbox.py`.
 """
 
 import cutlass

@@ -313,6 +313,8 @@ class Plan90:
             raise ValueError(
                 f"{ways}: q_first is for keys by TMA, not for keys that threads gather"
             )
+        if ways.crossing == "copies" and self.config.parts and self.config.cluster == 1:
+            raise ValueError(f"{ways}: parts of one CTA replace keys that copies may still read")
         if ways.resident and self.reduces:
             raise ValueError(f"{ways}: clusters that stay have cluster 1 and no parts")
         if gathered and self.crosses != (self.config.sharers == 2):

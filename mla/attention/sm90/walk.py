@@ -96,13 +96,13 @@ def filling_of(scope: Scope, number: Int32) -> Int32:
 
 @cute.jit
 def full_state(scope: Scope, number: Int32) -> PipelineState:
-    """State of who waits for tile `number` of the unit."""
+    """Return the state of a consumer that waits for tile `number` of the unit."""
     return PipelineState(BUFFERS, number, number % BUFFERS, filling_of(scope, number) % 2)
 
 
 @cute.jit
 def free_state(scope: Scope, number: Int32) -> PipelineState:
-    """State of who is to fill a buffer with tile `number` of the unit."""
+    """Return the state of a producer that fills a buffer with tile `number` of the unit."""
     return PipelineState(BUFFERS, number, number % BUFFERS, filling_of(scope, number) % 2 ^ 1)
 
 
