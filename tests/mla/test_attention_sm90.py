@@ -232,10 +232,7 @@ TRAPS = {
         entries, gather, "same_entries",
         ("entries.scales[intake.halves - 1, turn]", "entries.scales[0, turn]"),
     ),
-    "ninth panel of a peer": (
-        plan, kernel, "Plan90",
-        ('(self.crossing != "" and self.rest_panel == PANELS)', "False"),
-    ),
+    "bytes of a peer": (gather, kernel, "Gather", ("panels + (half ^ buffer)", "panels")),
     "exit of a peer": (
         gather, kernel, "Gather", ("range_constexpr(BUFFERS)", "range_constexpr(0)")
     ),
@@ -252,6 +249,6 @@ def test_a_kernel_without_its_cure_is_noticed(changed, other_ways, trap):
     case = QUICK[1] if trap in ("marks", "scales") else replace(QUICK[0], amplitude=6.0)
     if trap.endswith("peer"):
         other_ways(Ways("copies"))
-        case = WIDER
+        case = WIDER if "mail" in trap else replace(WIDER, options=wgmma())
     with pytest.raises((AssertionError, PtxEmuError)):
         check(case, HOPPER, CHECKED, ADVERSARIAL)
