@@ -41,6 +41,24 @@ class Keys:
 
 
 @dataclass(frozen=True)
+class Ways:
+    """Ways of the Hopper kernel to the same results. The defaults are what was measured.
+
+    crossing: how two CTAs with the same keys give each other the half of a tile that each gathers:
+        'stores' (st.async), 'copies' (cp.async.bulk), or '' if each gathers all. Needs 2 sharers.
+    groups: warpgroups that gather, 1 or 2. Two take a half of the columns each.
+    q_first: Q is requested before the second tile of keys. For keys by TMA.
+    resident: clusters that stay, and take one unit after the other: query entries and row tiles. 0
+        for a cluster per unit. Needs cluster 1 and no parts.
+    """
+
+    crossing: str = ""
+    groups: int = 1
+    q_first: bool = False
+    resident: int = 0
+
+
+@dataclass(frozen=True)
 class LatentConfig:
     """What one kernel is compiled for.
 
@@ -56,6 +74,7 @@ class LatentConfig:
     sharers: neighbouring row tiles of an entry in a cluster, 1 or 2: tiles of keys are multicast.
     parts: several clusters share an entry; the last to arrive merges the results of all.
     pdl: programmatic dependent launch.
+    ways: of the Hopper kernel.
     """
 
     heads: int = 128
@@ -70,6 +89,7 @@ class LatentConfig:
     sharers: int = 1
     parts: bool = False
     pdl: bool = False
+    ways: Ways = Ways()
 
     @property
     def columns(self) -> int:

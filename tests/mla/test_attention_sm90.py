@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,11 +14,12 @@ from kernelkit.plan import hw
 from lab.problems.attention import same_bits
 from lab.problems.latent import Cache, Dense, Sparse
 from mla import decode, decode_plan, sparse_decode
-from mla.attention import reference
-from mla.attention.choose import WGMMA, Load, decision_for
-from mla.attention.config import Keys, LatentConfig
-from mla.attention.sm90 import gather, kernel, math
-from tests.mla.latent_cases import ADVERSARIAL, CHECKED, RANDOM, check
+from mla.attention import launch, reference
+from mla.attention.choose import WGMMA, Load, decide, decision_for
+from mla.attention.config import Keys, LatentConfig, Ways
+from mla.attention.sm90 import entries, finish, gather, kernel, math, plan
+from ptxemu import Options, PtxEmuError
+from tests.mla.latent_cases import ADVERSARIAL, CHECKED, RANDOM, check, run
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
@@ -102,13 +105,113 @@ def test_what_ctas_send_is_within_a_computed_limit():
     assert not report_of(o, 0).ok
 
 
+TWO_TILES = Sparse(heads=66, tokens=1, cache=Cache("fp8_584", 32, 200),
+                   extra=Cache("fp4_288", 5, 40), sinks=True, options=wgmma())  # fmt: skip
+WIDER = Sparse(heads=66, tokens=2, cache=Cache("fp8_656", 8, 140), options=wgmma(2))
+CROSSED = (
+    (WIDER, Ways("copies")),
+    (TWO_TILES, Ways("stores", 2)),
+    (Sparse(heads=128, cache=Cache("bf16_576", 16, 200), options=wgmma()), Ways("stores")),
+    (Sparse(heads=128, cache=Cache("bf16_576", 16, 200), options=wgmma(2, 2)), Ways("copies")),
+    (Sparse(heads=128, cache=Cache("bf16_512", 16, 70), extra=Cache("fp8_528", 8, 164), rope=True,
+            options=wgmma(3)), Ways("copies", 2)),
+    (Sparse(heads=128, cache=Cache("tensor", 16, 165), options=wgmma()), Ways("stores")),
+    (Sparse(heads=70, tokens=2, cache=Cache("tensor", 16, 165, counts=(165, 0)), options=wgmma()),
+     Ways("copies", 2)),
+    (Sparse(heads=70, cache=Cache("fp4_288", 16, 165), options=wgmma(2)), Ways("stores")),
+    (Dense(heads=80, page=7, lens=(5, 200), options=wgmma()), Ways("copies")),
+)  # fmt: skip
+IN_GROUPS = (
+    Sparse(heads=12, cache=Cache("fp8_656", 32, 190), options=wgmma(2)),
+    Sparse(heads=16, cache=Cache("bf16_576", 16, 140), options=wgmma()),
+    Sparse(heads=16, cache=Cache("bf16_512", 16, 140), extra=Cache("fp8_584", 8, 190),
+           options=wgmma()),
+    Sparse(heads=16, cache=Cache("fp8_528", 16, 140), extra=Cache("fp4_288", 8, 190),
+           options=wgmma()),
+    Sparse(heads=16, cache=Cache("tensor", 16, 200), options=wgmma()),
+)  # fmt: skip
+
+
+@pytest.fixture
+def other_ways(monkeypatch):
+    """Return a function: launches from now on use these ways, and CTAs that cross share keys."""
+
+    def use(ways: Ways) -> None:
+        def decision(*given: Any) -> Any:
+            found = decide(*given)
+            sharers = 2 if ways.crossing else found.config.sharers
+            config = replace(found.config, ways=ways, sharers=sharers)
+            return replace(found, config=config)
+
+        monkeypatch.setattr(launch, "decide", decision)
+
+    return use
+
+
+def check_ways(case, ways: Ways, other_ways: Callable, *schedules: Options) -> None:
+    """Check that other ways give the same bits."""
+    usual = run(case, HOPPER)
+    other_ways(ways)
+    assert same_bits(check(case, HOPPER, *schedules), usual)
+
+
+def test_two_ctas_cross(other_ways):
+    check_ways(TWO_TILES, Ways("stores"), other_ways, CHECKED, ADVERSARIAL)
+
+
+@pytest.mark.parametrize(("case", "ways"), CROSSED, ids=str)
+def test_ctas_cross_in_every_way(case, ways, other_ways):
+    check_ways(case, ways, other_ways, CHECKED, RANDOM)
+
+
+STAYING = (
+    (Dense(heads=70, page=32, lens=(150, 0, 0, 70, 10), options=wgmma()), Ways(resident=3)),
+    (Sparse(heads=70, tokens=5, cache=Cache("fp8_584", 16, 150, counts=(140, 0, 70, 150, 64)),
+            extra=Cache("bf16_512", 8, 70), options=wgmma()), Ways("copies", resident=2)),
+    (Sparse(heads=70, cache=Cache("bf16_576", 16, 150), options=wgmma()), Ways(resident=4)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "ways"), STAYING, ids=str)
+def test_clusters_stay(case, ways, other_ways):
+    check_ways(case, ways, other_ways, CHECKED, RANDOM)
+
+
+@pytest.mark.parametrize(("cluster", "lens"), [(2, (150, 0, 1, 300)), (1, (60, 200))])
+def test_q_comes_first(cluster, lens, other_ways):
+    case = Dense(heads=12, tokens=2, page=16, lens=lens, options=wgmma(cluster))
+    check_ways(case, Ways(q_first=True), other_ways, CHECKED, RANDOM)
+
+
+@pytest.mark.parametrize(
+    ("ways", "options", "text"),
+    [
+        (Ways("bulk"), {}, "crossing is one of"),
+        (Ways("stores"), {"sharers": 1}, "CTAs share"),
+        (Ways("copies"), {"parts": True}, "parts of one CTA"),
+        (Ways(q_first=True), {"sharers": 1}, "keys by TMA"),
+        (Ways("stores", resident=4), {"cluster": 2}, "clusters that stay"),
+        (Ways(groups=2), {"keys": Keys("bf16_576", 64)}, "keys that threads gather"),
+    ],
+)
+def test_ways_that_do_not_fit_are_refused(ways, options, text):
+    given = {"keys": Keys("bf16_576", 64, listed=True), "sharers": 2} | options
+    with pytest.raises(ValueError, match=text):
+        plan.Plan90(LatentConfig(ways=ways, **given)).check()
+
+
+@pytest.mark.parametrize("case", IN_GROUPS, ids=str)
+def test_two_warpgroups_gather(case, other_ways):
+    check_ways(case, Ways(groups=2), other_ways, CHECKED)
+
+
 def test_row_tiles_share_keys(monkeypatch):
     """Two tiles of rows get their keys by multicast where there are as many as SMs."""
     monkeypatch.setitem(hw.SMS_OF, HOPPER, 2)
     case = Dense(heads=40, tokens=2, page=32, lens=(200,), options=(("kernel", "wgmma"),))
     given, options = case.inputs()
-    plan = decode_plan(*given, **options, kernel="wgmma", arch=HOPPER)
-    assert (plan.cluster, plan.parts, plan.grid) == (1, 1, 2)
+    made = decode_plan(*given, **options, kernel="wgmma", arch=HOPPER)
+    assert (made.cluster, made.parts, made.grid) == (1, 1, 2)
     check(case, HOPPER, CHECKED, ADVERSARIAL)
 
 
@@ -154,21 +257,34 @@ def test_a_code_that_is_nan_stays_nan():
 
 
 TRAPS = {
-    "marks": (math, "Math", ("(bits >> bit) & 1 != 0", "bits == bits")),
-    "published": (math, "Math", ("maxima[lane.row + 8 * half, team] = tops[half]", "pass")),
+    "marks": (math, kernel, "Math", ("(bits >> bit) & 1 != 0", "bits == bits")),
+    "published": (math, kernel, "Math", ("maxima[lane.row + 8 * half, team] = tops[half]", "pass")),
     "ninth panel": (
-        math, "Math",
+        math, kernel, "Math",
         ('meet(self.plan.barriers, "team", Int32(team))  # all warps have read the ninth panel',
          "pass"),
     ),
-    "scales": (gather, "Gather", ("8 * (number + lines_of(form) * half)", "8 * number")),
+    "scales": (
+        entries, gather, "same_entries",
+        ("entries.scales[intake.halves - 1, turn]", "entries.scales[0, turn]"),
+    ),
+    "bytes of a peer": (gather, kernel, "Gather", ("panels + (half ^ buffer)", "panels")),
+    "exit of a peer": (
+        gather, kernel, "Gather", ("range_constexpr(BUFFERS)", "range_constexpr(0)")
+    ),
+    "mail over keys of a peer": (
+        finish, math, "finish", ('plan.config.ways.crossing == "copies"', "False")
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("trap", TRAPS)
-def test_a_kernel_without_its_cure_is_noticed(changed, trap):
-    module, name, replacement = TRAPS[trap]
-    changed(module, [kernel], name, replacement)
+def test_a_kernel_without_its_cure_is_noticed(changed, other_ways, trap):
+    module, user, name, replacement = TRAPS[trap]
+    changed(module, [user], name, replacement)
     case = QUICK[1] if trap in ("marks", "scales") else replace(QUICK[0], amplitude=6.0)
-    with pytest.raises(AssertionError):
-        check(case, HOPPER, CHECKED)
+    if trap.endswith("peer"):
+        other_ways(Ways("copies"))
+        case = WIDER if "mail" in trap else replace(WIDER, options=wgmma())
+    with pytest.raises((AssertionError, PtxEmuError)):
+        check(case, HOPPER, CHECKED, ADVERSARIAL)

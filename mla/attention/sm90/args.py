@@ -33,6 +33,14 @@ class Work:
 
 
 @dataclass(frozen=True)
+class Past:
+    """Work that a CTA has done in earlier units."""
+
+    fills: tuple[Int32, Int32]  # tiles that each buffer had
+    units: Int32  # units with tiles
+
+
+@dataclass(frozen=True)
 class Pipes:
     """Edges of the plan."""
 
@@ -48,7 +56,7 @@ class Buffers:
     q: cute.Pointer  # bf16
     k: cute.Pointer  # bf16, both buffers
     q_full: cute.Pointer  # mbarrier
-    rows: cute.Pointer  # fp32: maxima, then sums, each (row, team)
+    rows: cute.Pointer  # fp32: maxima, then sums of even units, of odd units, each (row, team)
     valid: Int32  # a bit for each key of a tile, 64 for each buffer
     mail: Int32  # rows that others sent
     sent: Int32  # rows to send
@@ -63,6 +71,7 @@ class Scope:
     k: TmaTensor | None  # modes (row, column, page)
     given: KernelArguments
     work: Work
+    past: Past
     buffers: Buffers
     pipes: Pipes
 
@@ -89,11 +98,37 @@ class Lane:
 
 
 @dataclass(frozen=True)
+class Numbers:
+    """Numbers of the entries of a tile, -1 for what is none: Int32 tensors in registers."""
+
+    own: cute.Tensor  # (entry,), of this lane
+    every: cute.Tensor  # (2,), of keys `lane` and `lane + 32`; in the warp that marks
+
+
+@dataclass(frozen=True)
 class Entries:
     """Entries of the cache that a gathering lane has of a tile: Uint32 tensors in registers."""
 
     places: cute.Tensor  # (entry,), begin of the data in units of 16 bytes, or NOWHERE
-    scales: cute.Tensor  # (word, entry), see `gather.fetch_scales`
+    scales: cute.Tensor  # (word, entry), see `entries.fetch_scales`
+    found: cute.Tensor  # (2,), a bit for each key of the tile; in the warp that marks
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a gathering lane holds of half a tile: Uint32 tensors in registers."""
+
+    half: cute.Tensor  # (word, chunk, entry)
+    rest: cute.Tensor  # (word, chunk, entry), of the panel beside the halves
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a lane stores its units, in this CTA, and in the one that it crosses with."""
+
+    units: tuple[Int32, ...]  # addresses of a chunk's units in the first panel and turn
+    peer: Int32  # distance to the same address in the other CTA's shared memory
+    full: Int32  # mbarrier of the piece in the other CTA
 
 
 @dataclass(frozen=True)

@@ -7,21 +7,16 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Uint32
+from cutlass import Float32, Int32, Uint32
 
-from kernelkit.device.words import bits_of, float_of
+from kernelkit.device.warp_mma import permute, pick
+from kernelkit.device.words import float_of
 
+WIDENING, BF16_NANS = 0x7B807B80, 0x7FC07FC0  # two of 2^120, two NaN
+EVERY_SIGN = 0x80808080
 E2M1_HIGH = 0x3F3F3F00, 0x40404040  # high bytes of 0, 0.5, 1, 1.5, 2, 3, 4, 6 in bf16
 E2M1_LOW = 0xC0800000, 0xC0804000  # their low bytes
 MAGNITUDES, SIGNS = 0x7777, 0x8888
-NAN_BITS = 0x08000800
-
-
-@cute.jit
-def from_ue8m0(code: Uint32) -> Float32:
-    """2^(code - 127); NaN for 255."""
-    odd = Uint32(0x400000) if code == 0 or code == 255 else Uint32(0)
-    return float_of((code << 23) | odd)
 
 
 @cute.jit
@@ -48,18 +43,27 @@ class Scale:
 
 
 @cute.jit
-def power_scale(code: Uint32) -> Scale:
-    """Return the scale of a UE8M0 code, 2^(code - 127), exact in bf16."""
-    exact = from_ue8m0(code)
-    half = bits_of(exact) >> 16
-    return Scale(half | (half << 16), None)
+def power_scale(word: Uint32, number: cutlass.Constexpr) -> Scale:
+    """Return the scale of byte `number` of a word, a UE8M0: 2^(code - 127), exact in bf16."""
+    two = permute(word, 0x0404 | number * 0x1010) >> 1
+    # 2^-127 is no normal number, and the code 255 is NaN.
+    odd = two == 0 or two == Uint32(0x7F807F80)
+    return Scale(two | (Uint32(0x00400040) if odd else Uint32(0)), None)
 
 
 @cute.jit
-def split_scale(exact: Float32) -> Scale:
-    """Return the scale of an fp32, as a sum of two bf16: the rest after both is below 2^-17."""
+def packed_split(exact: Float32) -> Uint32:
+    """Return an fp32 as a sum of two bf16 in a word, the larger one in the low half: what it lacks
+    is below 2^-17 of it.
+    """
     near = twice_bf16(exact)
-    return Scale(near, twice_bf16(exact - float_of(near << 16)))
+    return pick(near, twice_bf16(exact - float_of(near << 16)), Int32(0x5410))
+
+
+@cute.jit
+def split_scale(packed: Uint32) -> Scale:
+    """Return the scale of an fp32 from its two parts, see `packed_split`."""
+    return Scale(permute(packed, 0x1010), permute(packed, 0x3232))
 
 
 @cute.jit
@@ -77,37 +81,39 @@ def exact_scale() -> Scale:
 
 
 @cute.jit
-def scaled_e4m3(words: tuple[Uint32, Uint32], scale: Scale) -> tuple[tuple[Uint32, ...], Uint32]:
-    """Eight e4m3 of two words times a scale, as four words of bf16; and a word that has one of
-    NAN_BITS if a code is NaN, whose number is then wrong.
+def scaled_e4m3(words: tuple[Uint32, ...], scale: Scale) -> tuple[Uint32, ...]:
+    """Sixteen e4m3 of four words times a scale, as eight words of bf16; all are NaN if one is.
 
     An e4m3 shifted to a bf16's exponent and mantissa is 2^-120 times as large. That takes half the
     time of the conversion through fp16 and fp32.
     """
+    marks = Uint32(0)
+    for k in cutlass.range_constexpr(4):
+        # Adding 1 turns the sign of a NaN code, and that of no other unless a NaN stands below it.
+        marks = marks | (words[k] ^ (words[k] + Uint32(0x01010101)))
+    factor = Uint32(BF16_NANS) if marks & Uint32(EVERY_SIGN) != 0 else Uint32(WIDENING)
     found: list[Uint32] = []
-    checks = []
-    for k in cutlass.range_constexpr(2):
-        low, high, check = widened_e4m3(words[k])
-        found += [times(low, scale), times(high, scale)]
-        checks.append(check)
-    return tuple(found), checks[0] | checks[1]
+    for k in cutlass.range_constexpr(4):
+        for pair in widened_e4m3(words[k], factor):
+            found.append(times(pair, scale))
+    return tuple(found)
 
 
 @cute.jit
-def widened_e4m3(word: Uint32) -> tuple[Uint32, Uint32, Uint32]:
-    """Four e4m3 as two words of bf16, exactly, and a word with one of NAN_BITS for a NaN code."""
+def widened_e4m3(word: Uint32, factor: Uint32) -> tuple[Uint32, Uint32]:
+    """Four e4m3 as two words of bf16, 2^-120 times as large, times a factor.
+
+    prmt puts two codes into the high bytes of 16 bits each, and the sign of the lower one between
+    them, so that one arithmetic shift moves both magnitudes and leaves both signs in place.
+    """
     return cute.arch.inline_ptx(
-        "{ .reg .b32 even, odd, sign, t, u, large; "
-        "shl.b32 even, {$r0}, 4; and.b32 even, even, 0x07f007f0; "
-        "shr.u32 odd, {$r0}, 4; and.b32 odd, odd, 0x07f007f0; "
-        "add.u32 t, even, 0x00100010; add.u32 u, odd, 0x00100010; or.b32 {$w2}, t, u; "
-        "shl.b32 sign, {$r0}, 8; and.b32 sign, sign, 0x80008000; or.b32 even, even, sign; "
-        "and.b32 sign, {$r0}, 0x80008000; or.b32 odd, odd, sign; "
-        "prmt.b32 t, even, odd, 0x5410; prmt.b32 u, even, odd, 0x7632; "
-        "mov.b32 large, 0x7b807b80; "
-        "mul.rn.bf16x2 {$w0}, t, large; mul.rn.bf16x2 {$w1}, u, large; }",
-        write_only_types=[Uint32] * 3,
-        read_only_args=[word],
+        "{ .reg .b32 t, u; "
+        "prmt.b32 t, {$r0}, 0, 0x1804; prmt.b32 u, {$r0}, 0, 0x3A24; "
+        "shr.s32 t, t, 4; shr.s32 u, u, 4; "
+        "and.b32 t, t, 0x87f087f0; and.b32 u, u, 0x87f087f0; "
+        "mul.rn.bf16x2 {$w0}, t, {$r1}; mul.rn.bf16x2 {$w1}, u, {$r1}; }",
+        write_only_types=[Uint32] * 2,
+        read_only_args=[word, factor],
     )
 
 

@@ -2,7 +2,7 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Uint32
+from cutlass import Float32, Int32, Uint32
 
 from fmha.shared.epilogue import trade
 from kernelkit.device.barriers import meet
@@ -18,9 +18,15 @@ MAXIMA, SUMS = 0, 1  # numbers of rows in shared memory
 
 
 @cute.jit
-def finish(plan: Plan90, scope: Scope, lane: Lane, o: cute.Tensor, reference: Reference) -> None:
+def finish(
+    plan: Plan90,
+    scope: Scope,
+    lane: Lane,
+    o: cute.Tensor,
+    reference: Reference,
+    sums: tuple[Float32, Float32],
+) -> None:
     """Finish the rows of this CTA, or its share of them; called by both teams."""
-    sums = sums_of_both(plan, scope, lane, reference)
     tops = (reference.row_max[0], reference.row_max[1])
     if cutlass.const_expr(plan.reduces):
         post(plan, scope, lane, o, tops, sums)
@@ -56,18 +62,25 @@ def end_of(plan: Plan90, scope: Scope) -> End:
 
 
 @cute.jit
-def published(scope: Scope, kind: cutlass.Constexpr) -> cute.Tensor:
-    """Return MAXIMA or SUMS of the rows in shared memory, (row, team)."""
+def published(scope: Scope, kind: Int32 | int) -> cute.Tensor:
+    """Return MAXIMA, or SUMS of even or odd units, of the rows in shared memory, (row, team)."""
     layout = cute.make_layout((ROWS, TEAMS))
     return cute.make_tensor(scope.buffers.rows + kind * ROWS * TEAMS, layout)
 
 
 @cute.jit
 def sums_of_both(
-    plan: Plan90, scope: Scope, lane: Lane, reference: Reference
+    plan: Plan90, scope: Scope, lane: Lane, reference: Reference, step: Int32
 ) -> tuple[Float32, Float32]:
-    """Return the sums of the weights of both rows, over their lanes and both teams."""
-    numbers = published(scope, SUMS)
+    """Return the sums of the weights of both rows, over their lanes and both teams.
+
+    When it returns, both teams have done all products of unit number `step`.
+    """
+    kind = SUMS
+    if cutlass.const_expr(plan.config.ways.resident > 0):
+        # A team may be at the end of its next unit while the other one still reads the sums.
+        kind = SUMS + step % 2
+    numbers = published(scope, kind)
     for half in cutlass.range_constexpr(2):
         total = reference.row_sum[half]
         for step in cutlass.range_constexpr(2):
@@ -151,8 +164,10 @@ def post(
 ) -> None:
     """Send this CTA's part of every row to its owner, once all CTAs have read their keys.
 
-    Both teams have read theirs here, so that the rows to send may replace them.
+    Both teams have read theirs here, so that the rows to send may replace them. Copies to a peer
+    read keys, too, until the peer has all of its tiles.
     """
+    copied = plan.config.ways.crossing == "copies"
     if cutlass.const_expr(plan.config.cluster > 1):
         # A release by every warp would wait for memory. One warp's, behind a barrier of all that
         # have read the keys, stands for all.
@@ -160,10 +175,13 @@ def post(
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
             cute.arch.fence_acq_rel_cluster()
         cute.arch.cluster_arrive_relaxed()
+        if cutlass.const_expr(copied):
+            cute.arch.cluster_wait()
     lay_out(plan, scope, lane, o, tops, sums)
     meet(plan.barriers, "math")
     if cutlass.const_expr(plan.config.cluster > 1):
-        cute.arch.cluster_wait()
+        if cutlass.const_expr(not copied):
+            cute.arch.cluster_wait()
         send(plan.mail, mailbox_of(plan, scope))
 
 

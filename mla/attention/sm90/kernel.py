@@ -1,17 +1,18 @@
 """Attention to latent keys on Hopper: host entry, prologue, dispatch of the warps.
 
 Read `plan.py` first (roles, buffers, barriers), then this file, `walk.py` (the work of a CTA),
-`load.py` or `gather.py`, `math.py`, and `finish.py`; the exchange of a
-cluster is in `../shared/`.
+`load.py` or `gather.py` with `entries.py` and `units.py`, `math.py`, and `finish.py`; the exchange
+of a cluster is in `../shared/`.
 """
 
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import BFloat16, Float32, Int64, Uint32
+from cutlass import BFloat16, Float32, Int32, Int64, Uint32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
+from kernelkit.device.barriers import arrive
 from kernelkit.device.boxes import TmaTensor, describe, reorder
 from kernelkit.device.buffers import buffer_at
 from kernelkit.device.control import set_registers
@@ -22,7 +23,7 @@ from mla.attention.config import LatentConfig
 from mla.attention.kernel_arguments import KernelArguments
 from mla.attention.shared.mailbox import open_mailbox
 from mla.attention.signature import example_arguments
-from mla.attention.sm90.args import Buffers, Pipes, Scope
+from mla.attention.sm90.args import Buffers, Past, Pipes, Scope
 from mla.attention.sm90.finish import mailbox_of
 from mla.attention.sm90.gather import Gather
 from mla.attention.sm90.load import LoadHalf, k_box, load_q, q_box
@@ -59,8 +60,11 @@ class LatentSm90:
             if cutlass.const_expr(config.sharers > 1):
                 fetch = cpasync.CopyBulkTensorTileG2SMulticastOp()
             k = describe(fetch, reorder(given.keys.store, (1, 2, 0)), k_box(plan))
+        units = given.parts * groups * given.q.shape[0]
+        if cutlass.const_expr(config.ways.resident > 0):
+            units = cutlass.min(units, config.ways.resident)
         self.kernel(q, k, given).launch(
-            grid=(plan.ctas * given.parts * groups * given.q.shape[0], 1, 1),
+            grid=(plan.ctas * units, 1, 1),
             block=(plan.roles.threads, 1, 1),
             cluster=(plan.ctas, 1, 1) if plan.ctas > 1 else None,
             stream=stream,
@@ -82,7 +86,8 @@ class LatentSm90:
         buffers = self.buffers(smem)
         if cutlass.const_expr(self.config.pdl):
             cute.arch.griddepcontrol_wait()
-        scope = Scope(q, k, given, locate(plan, given), buffers, pipes)
+        past = Past((Int32(0), Int32(0)), Int32(0))
+        scope = Scope(q, k, given, locate(plan, given, Int32(0)), past, buffers, pipes)
         thread, _, _ = cute.arch.thread_idx()
         if thread == 0:
             cute.arch.mbarrier_init(buffers.q_full, 1)
@@ -107,7 +112,7 @@ class LatentSm90:
             else:
                 set_registers(plan.roles, plan.roles["gather"])
                 self.gather.run(scope)
-                if cutlass.const_expr(plan.ctas > 1):
+                if cutlass.const_expr(plan.ctas > 1 and not plan.crosses):
                     cute.arch.cluster_wait()
             if cutlass.const_expr(self.config.cluster > 1):
                 for _ in cutlass.range_constexpr(2):  # as those that compute, see `finish.py`
@@ -123,6 +128,8 @@ class LatentSm90:
                 cute.arch.cluster_wait()
             if mailbox_of(plan, scope).senders > 0:
                 load_q(plan, scope)
+            if cutlass.const_expr(self.config.ways.q_first):
+                arrive(plan.barriers, "q")
         elif warp == plan.roles["idle"].first_warp:
             if cutlass.const_expr(plan.ctas > 1):
                 cute.arch.cluster_wait()

@@ -1,17 +1,21 @@
 """Load roles by TMA: Q once, then the two halves of each tile, a warp for each (device code)."""
 
+from dataclasses import replace
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Int32, Uint16, Uint32
 from cutlass.cute.nvgpu import cpasync
 
+from kernelkit.device.barriers import meet
 from kernelkit.device.boxes import Box, BoxPosition, TmaTensor, copy_in
-from kernelkit.device.pipelines import Ring, producer_state_at
+from kernelkit.device.pipelines import Ring
 from kernelkit.device.shared_words import store
 from kernelkit.device.umma import shared
 from mla.attention.sm90.args import Key, Scope
 from mla.attention.sm90.plan import BUFFERS, KEYS, PANEL, ROWS, Plan90
 from mla.attention.sm90.products import buffer_start
+from mla.attention.sm90.walk import after, free_state, steps_of, unit_of
 
 
 def q_box(plan: Plan90) -> Box:
@@ -62,21 +66,40 @@ class LoadHalf:
     @cute.jit
     def run(self, scope: Scope) -> None:
         """Whole life of the warp."""
-        plan, count = self.plan, scope.work.count
+        plan, past = self.plan, scope.past
         ring = scope.pipes.right if cutlass.const_expr(self.right) else scope.pipes.left
         cpasync.prefetch_descriptor(scope.k.atom)
         if cutlass.const_expr(plan.config.sharers > 1):
             cute.arch.cluster_wait()  # the barriers of all CTAs are initialised
+        if cutlass.const_expr(plan.config.ways.resident == 0):
+            self.load_unit(scope, ring, cutlass.Boolean(True))
+            past = after(past, scope.work.count)
+        else:
+            for step in cutlass.range(steps_of(plan, scope.given), unroll=1):
+                unit = unit_of(plan, scope, step, past)
+                self.load_unit(unit, ring, step == 0)
+                past = after(past, unit.work.count)
+        if cutlass.const_expr(plan.config.sharers > 1):
+            for buffer in cutlass.range_constexpr(BUFFERS):
+                # Releases come from the other CTA, too, and have to find this one alive.
+                ring.wait_free(free_state(replace(scope, past=past), Int32(buffer)))
+        elif cutlass.const_expr(plan.ctas > 1):
+            cute.arch.cluster_wait()
+
+    @cute.jit
+    def load_unit(self, scope: Scope, ring: Ring, is_first: cutlass.Boolean) -> None:
+        """Load this half of every tile of a unit."""
+        count, waits = scope.work.count, self.plan.config.ways.q_first
         for number in cutlass.range(count, unroll=1):
+            if cutlass.const_expr(waits):
+                if number == 1 and is_first:
+                    meet(self.plan.barriers, "q")
             for buffer in cutlass.range_constexpr(BUFFERS):
                 if number % BUFFERS == buffer:
                     self.load_piece(scope, ring, number, buffer)
-        if cutlass.const_expr(plan.config.sharers > 1):
-            for number in cutlass.range_constexpr(BUFFERS):
-                # Releases come from the other CTA, too, and have to find this one alive.
-                ring.wait_free(producer_state_at(BUFFERS, count + number))
-        elif cutlass.const_expr(plan.ctas > 1):
-            cute.arch.cluster_wait()
+        if cutlass.const_expr(waits):
+            if count < 2 and is_first:
+                meet(self.plan.barriers, "q")
 
     @cute.jit
     def load_piece(
@@ -90,7 +113,7 @@ class LoadHalf:
         panels, sharers = plan.piece_panels(buffer, self.right), plan.config.sharers
         first = (scope.work.begin + number) * KEYS
         row, page = place_of(plan, scope, first)  # while the buffer is still in use
-        state = producer_state_at(BUFFERS, number)
+        state = free_state(scope, number)
         ring.wait_free(state)
         if cutlass.const_expr(not self.right):
             self.mark(scope, first, page, buffer)

@@ -17,13 +17,14 @@ from cutlass.cute.nvgpu import warp, warpgroup
 
 from kernelkit.device.barriers import meet
 from kernelkit.device.online_softmax import finite
-from kernelkit.device.pipelines import Ring, consumer_state_at
+from kernelkit.device.pipelines import Ring
 from kernelkit.device.shared_words import load
 from kernelkit.device.warp_mma import pack
 from kernelkit.plan import hw
 from mla.attention.shared.collect import key_scale
 from mla.attention.sm90.args import Lane, Reference, Scope
-from mla.attention.sm90.finish import MAXIMA, finish, mailbox_of, published
+from mla.attention.sm90.finish import MAXIMA, finish, mailbox_of, published, sums_of_both
+from mla.attention.sm90.load import load_q
 from mla.attention.sm90.plan import BUFFERS, KEYS, PANEL, PANELS, TEAMS, Plan90
 from mla.attention.sm90.products import (
     COLUMNS,
@@ -39,7 +40,7 @@ from mla.attention.sm90.products import (
     qk_mma,
     v_operand,
 )
-from mla.attention.sm90.walk import lane_of
+from mla.attention.sm90.walk import after, full_state, lane_of, steps_of, unit_of
 
 LAG_LOG2 = 8.0
 EVERY_BIT = 0xFFFFFFFF
@@ -78,21 +79,44 @@ class Math:
     @cute.jit
     def run_team(self, scope: Scope, team: cutlass.Constexpr) -> None:
         """Whole life of warpgroup `team`."""
-        lane, tile = lane_of(self.plan, scope.work, team), self.make_tile(scope, team)
+        plan, past, tile = self.plan, scope.past, self.make_tile(scope, team)
+        if cutlass.const_expr(plan.config.ways.resident == 0):
+            self.compute(scope, tile, team, Int32(0))
+        else:
+            for step in cutlass.range(steps_of(plan, scope.given), unroll=1):
+                unit = unit_of(plan, scope, step, past)
+                self.compute(unit, tile, team, step)
+                past = after(past, unit.work.count)
+        if cutlass.const_expr(plan.config.cluster > 1):
+            cute.arch.cluster_wait()
+
+    @cute.jit
+    def compute(self, scope: Scope, tile: Tile, team: cutlass.Constexpr, step: Int32) -> None:
+        """Compute O of this CTA's unit number `step`, and store it."""
+        lane, count = lane_of(self.plan, scope.work, team), scope.work.count
         tile.o.fill(0.0)
         tile.reference.row_max.fill(-Float32.inf)
         tile.reference.row_sum.fill(0.0)
-        count = scope.work.count
         if mailbox_of(self.plan, scope).senders > 0:  # then Q comes, even to a CTA without keys
-            cute.arch.mbarrier_wait(scope.buffers.q_full, 0)
+            cute.arch.mbarrier_wait(scope.buffers.q_full, scope.past.units % 2)
         if count > 0:
             if cutlass.const_expr(team == 0):
                 self.take_tiles_left(scope, lane, tile, count)
             else:
                 self.take_tiles_right(scope, lane, tile, count)
-        finish(self.plan, scope, lane, tile.o, tile.reference)
-        if cutlass.const_expr(self.plan.config.cluster > 1):
-            cute.arch.cluster_wait()
+        sums = sums_of_both(self.plan, scope, lane, tile.reference, step)
+        if cutlass.const_expr(self.plan.config.ways.resident > 0):
+            self.request_q(scope, step + 1)  # both teams have read Q
+        finish(self.plan, scope, lane, tile.o, tile.reference, sums)
+
+    @cute.jit
+    def request_q(self, scope: Scope, step: Int32) -> None:
+        """Load Q of a later unit, if there is one, from the first warp."""
+        if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
+            if step < steps_of(self.plan, scope.given):
+                unit = unit_of(self.plan, scope, step, scope.past)
+                if unit.work.count > 0:
+                    load_q(self.plan, unit)
 
     @cute.jit
     def make_tile(self, scope: Scope, team: cutlass.Constexpr) -> Tile:
@@ -100,14 +124,14 @@ class Math:
         k = scope.buffers.k
         reference = Reference(*(cute.make_rmem_tensor(2, Float32) for _ in range(2)))
         return Tile(
-            accumulator(KEYS),
+            accumulator(self.plan, KEYS),
             p_registers(),
-            accumulator(COLUMNS),
+            accumulator(self.plan, COLUMNS),
             reference,
             scope.given.scale_log2 * key_scale(self.plan.config, scope.given),
             q_operand(self.plan, scope.buffers.q),
             k_operand(self.plan, k, team),
-            tuple(v_operand(k, buffer, team) for buffer in range(BUFFERS)),
+            tuple(v_operand(self.plan, k, buffer, team) for buffer in range(BUFFERS)),
             p_operand(k, 1 - team),
         )
 
@@ -124,7 +148,7 @@ class Math:
             self.issue_own_scores(scope, lane, tile, number)
             warpgroup.wait_group(0)
             self.weigh(scope, lane, tile, number)
-            issue_values(tile.o, tile.p, tile.values[0], False)
+            issue_values(self.plan, tile.o, tile.p, tile.values[0], False)
             warpgroup.wait_group(0)
             release(self.plan, scope, pipes.left, 0)
         if count % 2 == 0:
@@ -141,7 +165,7 @@ class Math:
             self.add_other(scope, lane, tile, number - 1)
             warpgroup.wait_group(1)
             self.weigh(scope, lane, tile, number)
-            issue_values(tile.o, tile.p, tile.values[1], False)
+            issue_values(self.plan, tile.o, tile.p, tile.values[1], False)
             warpgroup.wait_group(0)
             release(self.plan, scope, pipes.right, 1)
         if count % 2 == 1:
@@ -156,12 +180,12 @@ class Math:
         The half that is released first, and so arrives first, is the team's own.
         """
         plan, team, pipes = self.plan, lane.team, scope.pipes
-        state = consumer_state_at(BUFFERS, number)
+        state = full_state(scope, number)
         for turn in cutlass.range_constexpr(2):
             right = (turn == 1) if cutlass.const_expr(team == 0) else (turn == 0)
             ring = pipes.right if cutlass.const_expr(right) else pipes.left
             ring.wait(state)
-            if cutlass.const_expr(plan.copies):
+            if cutlass.const_expr(plan.unordered):
                 cute.arch.fence_proxy("async.shared", space="cta")
             panels = plan.piece_panels(team, right)
             issue_scores(tile.scores, tile.q, tile.k, panels, turn > 0)
@@ -171,11 +195,11 @@ class Math:
         """Wait for P of the other team's tile `number`, adopt its maxima, issue its P V."""
         team = lane.team
         other = 1 - team
-        scope.pipes.p.wait(consumer_state_at(BUFFERS, number))
+        scope.pipes.p.wait(full_state(scope, number))
         maxima = published(scope, MAXIMA)
         tops = (maxima[lane.row, other], maxima[lane.row + 8, other])
         self.adopt(tile, tops)
-        issue_values(tile.o, tile.other_p, tile.values[other], True)
+        issue_values(self.plan, tile.o, tile.other_p, tile.values[other], True)
 
     @cute.jit
     def adopt(self, tile: Tile, tops: tuple[Float32, Float32]) -> None:

@@ -21,8 +21,8 @@ from kernelkit.plan.barriers import BarrierPlan, NamedBarrier
 from kernelkit.plan.edges import Edge, EdgePlan, Signal
 from kernelkit.plan.smem import SmemBuffer, SmemPlan
 from kernelkit.plan.warps import Role, RolePlan
-from mla.attention.config import MAX_CLUSTER, LatentConfig
-from mla.attention.formats import LATENT
+from mla.attention.config import MAX_CLUSTER, Keys, LatentConfig
+from mla.attention.formats import LATENT, Form
 from mla.attention.shared.mail import MailPlan
 from mla.attention.tiles import RowTiles, row_tiles
 
@@ -33,10 +33,95 @@ TEAMS = 2
 BUFFERS = 2
 PANELS = LATENT // PANEL  # of V
 HALF = PANELS // 2
+CHUNK = 16  # bytes that a gathering lane moves at a time
 PANEL_BYTES = KEYS * PANEL * 2
 BUFFER_BYTES = (PANELS + 1) * PANEL_BYTES
-# With 200 registers ptxas serialises the products.
-REGISTERS = {True: (216, 72), False: (208, 88)}  # of a thread: computing, loading, by `by_tma`
+# Of a thread: computing, loading; by the warpgroups that gather. With 200 registers ptxas waits
+# after every product.
+REGISTERS = {0: (216, 72), 1: (208, 88), 2: (208, 48)}
+CROSSINGS = ("", "stores", "copies")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Division of a warp's entries among its lanes.
+
+    lanes: lanes that share an entry.
+    rows: entries of the warp.
+    """
+
+    lanes: int
+    rows: int
+
+    @property
+    def at_once(self) -> int:
+        """Entries that the warp reads at a time."""
+        return hw.WARP_THREADS // self.lanes
+
+    @property
+    def turns(self) -> int:
+        """Entries of a lane."""
+        return self.rows // self.at_once
+
+
+@dataclass(frozen=True)
+class Intake:
+    """How threads bring the entries of a source into a tile.
+
+    which: number of the source.
+    halves: halves of a tile that a warp fills.
+    """
+
+    which: int
+    keys: Keys
+    spread: Spread
+    halves: int
+    crossing: str
+
+    @property
+    def form(self) -> Form:
+        return self.keys.form
+
+    @property
+    def converts(self) -> bool:
+        """Whether entries go through registers; else cp.async brings them as they are."""
+        return bool(self.form.code or self.crossing)
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of 16 bytes that a lane has of half an entry."""
+        bits = {"": 16, "e4m3": 8, "e2m1": 4}[self.form.code]
+        return HALF * PANEL * bits // 8 // CHUNK // self.spread.lanes
+
+    @property
+    def depth(self) -> int:
+        """Turns whose chunks a lane holds: fewer if more lanes hold them."""
+        return max(self.spread.turns * self.halves // 2, 1)
+
+    @property
+    def copies_wide(self) -> bool:
+        """Whether cp.async brings columns in bf16 next to codes."""
+        return bool(self.form.code and self.form.wide and not self.stores_rest)
+
+    @property
+    def stores_rest(self) -> bool:
+        """Whether a panel beside the codes goes to the other CTA by stores. P overwrites the ninth
+        panel, and so might overwrite what a bulk copy is still to read.
+        """
+        return self.crossing == "stores" or (self.crossing != "" and self.rest_panel == PANELS)
+
+    @property
+    def rest(self) -> str:
+        """Kind of the panel beside the halves that goes through registers: '', 'coded', 'wide'."""
+        if self.form.coded > LATENT:
+            return "coded"
+        beside = self.form.wide > 0 if self.form.code else self.form.columns > LATENT
+        return "wide" if self.stores_rest and beside else ""
+
+    @property
+    def rest_panel(self) -> int:
+        """Panel that is no part of the codes of the two halves."""
+        return min(self.form.coded, LATENT) // PANEL if self.form.code else PANELS
 
 
 @dataclass(frozen=True)
@@ -69,10 +154,33 @@ class Plan90:
         return plain and fits and not keys.listed and self.config.extra is None
 
     @cached_property
-    def copies(self) -> bool:
-        """Whether cp.async brings entries in bf16, so that consumers order the proxies."""
-        return not self.by_tma and any(
-            keys.form.plain and not keys.form.code for keys in self.config.sources
+    def crosses(self) -> bool:
+        """Whether each of two CTAs gathers half of a tile, and gives it to the other one."""
+        return self.config.ways.crossing != ""
+
+    @cached_property
+    def gathered_keys(self) -> int:
+        """Keys of a tile that a CTA gathers."""
+        return KEYS // self.config.sharers if self.crosses else KEYS
+
+    def intake(self, which: int) -> Intake:
+        """Return how the entries of a source come."""
+        keys, ways = self.config.sources[which], self.config.ways
+        copied = not keys.form.code and not self.crosses
+        spread = Spread(8 if copied else 4, self.gathered_keys // hw.WARPGROUP_WARPS)
+        return Intake(which, keys, spread, 2 // ways.groups, ways.crossing)
+
+    @cached_property
+    def intakes(self) -> tuple[Intake, ...]:
+        return tuple(self.intake(which) for which in range(len(self.config.sources)))
+
+    @cached_property
+    def unordered(self) -> bool:
+        """Whether keys arrive by other than the async proxy, so that consumers order the two."""
+        if self.by_tma:
+            return False
+        return not all(i.converts for i in self.intakes) or any(
+            i.crossing == "stores" or (i.stores_rest and i.rest) for i in self.intakes
         )
 
     @cached_property
@@ -112,13 +220,26 @@ class Plan90:
         return self.config.cluster > 1 or self.config.parts
 
     @cached_property
+    def value_columns(self) -> int:
+        """Columns of one product P V. For 512 threads ptxas has 128 registers, and refuses the
+        instruction that sums 256 columns in them, whatever setmaxnreg says.
+        """
+        return HALF * PANEL // (2 if self.config.ways.groups == 2 else 1)
+
+    @cached_property
     def roles(self) -> RolePlan:
         duty = "S = Q K^T, softmax, O += P V"
-        computes, loads = REGISTERS[self.by_tma]
+        groups = 0 if self.by_tma else self.config.ways.groups
+        computes, loads = REGISTERS[groups]
         math = Role("math", 0, 8, duty, computes, TEAMS)
         others: tuple[Role, ...] = (
             Role("gather", 8, 4, "fetch and convert tiles of K and V", loads),
         )
+        if groups == 2:
+            others = (
+                Role("gather", 8, 4, "fetch and convert left halves of tiles", loads),
+                Role("gather_right", 12, 4, "fetch and convert right halves of tiles", loads),
+            )
         if self.by_tma:
             others = (
                 Role("load_left", 8, 1, "load left halves of tiles", loads),
@@ -134,6 +255,8 @@ class Plan90:
         ring: dict[str, Any] = {"release": Signal.WARPS, "multicast": self.config.sharers > 1}
         ring["tx_bytes"] = HALF * PANEL_BYTES if self.by_tma else 0
         left, right = ("load_left", "load_right") if self.by_tma else ("gather", "gather")
+        if self.roles.warps > 12:
+            right = "gather_right"
         return EdgePlan(
             self.roles,
             (
@@ -145,10 +268,12 @@ class Plan90:
 
     @cached_property
     def barriers(self) -> BarrierPlan:
-        math = self.roles["math"]
+        math, loads = self.roles["math"], ("load_left", "load_right", "load_q")
+        q = NamedBarrier("q", loads, 3 * hw.WARP_THREADS, "Q is requested")
         return BarrierPlan(
             self.roles,
             (
+                *((q,) if self.config.ways.q_first else ()),
                 NamedBarrier("team", ("math",), math.team_threads, "S is read", TEAMS),
                 NamedBarrier("math", ("math",), math.threads, "both teams are there"),
             ),
@@ -161,7 +286,7 @@ class Plan90:
                 SmemBuffer("barriers", self.edges.barrier_bytes, align=hw.MBARRIER_BYTES),
                 SmemBuffer("q_full", 8, align=16),
                 SmemBuffer("mail_full", 16, align=16),
-                SmemBuffer("rows", 4 * ROWS * TEAMS * 2, align=16),
+                SmemBuffer("rows", 4 * ROWS * TEAMS * 3, align=16),
                 SmemBuffer("valid", 8 * BUFFERS, align=16),
                 SmemBuffer("sQ", ROWS * self.columns * 2),
                 SmemBuffer("sK", BUFFER_BYTES, BUFFERS),
@@ -179,14 +304,35 @@ class Plan90:
                 f"{MAX_CLUSTER} CTAs, and {mail.owned_rows} x {cluster} rows at most "
                 f"{mail.capacity}"
             )
-        if sharers not in (1, 2) or self.tiles.count % sharers or not (self.by_tma or sharers == 1):
+        if sharers not in (1, 2) or self.tiles.count % sharers:
             raise ValueError(
                 f"sharers {sharers} with {self.tiles.count} row tiles: 1, or 2 if there is an even "
-                "number of tiles and keys come by TMA"
+                "number of tiles"
             )
+        self._check_ways()
         self.roles.check()
         self.barriers.check()
         self.smem.check()
+
+    def _check_ways(self) -> None:
+        ways, gathered = self.config.ways, not self.by_tma
+        if ways.crossing not in CROSSINGS or ways.groups not in (1, 2):
+            raise ValueError(f"{ways}: crossing is one of {CROSSINGS}, groups are 1 or 2")
+        if not gathered and (self.crosses or ways.groups > 1):
+            raise ValueError(f"{ways} are for keys that threads gather, not for keys by TMA")
+        if gathered and ways.q_first:
+            raise ValueError(
+                f"{ways}: q_first is for keys by TMA, not for keys that threads gather"
+            )
+        if ways.crossing == "copies" and self.config.parts and self.config.cluster == 1:
+            raise ValueError(f"{ways}: parts of one CTA replace keys that copies may still read")
+        if ways.resident and self.reduces:
+            raise ValueError(f"{ways}: clusters that stay have cluster 1 and no parts")
+        if gathered and self.crosses != (self.config.sharers == 2):
+            raise ValueError(
+                f"sharers {self.config.sharers} with crossing {ways.crossing!r}: CTAs share "
+                "gathered keys if they cross, and only then"
+            )
 
 
 def make_plan(config: LatentConfig) -> Plan90:

@@ -39,11 +39,11 @@ def qk_mma() -> cute.TiledMma:
     )
 
 
-def pv_mma(from_smem: bool) -> cute.TiledMma:
-    """Make the MMA of P V: P from registers or shared memory, half of the columns of V."""
+def pv_mma(from_smem: bool, width: int) -> cute.TiledMma:
+    """Make the MMA of P V: P from registers or shared memory, `width` columns of V at a time."""
     source = warpgroup.OperandSource.SMEM if from_smem else warpgroup.OperandSource.RMEM
     return hopper_helpers.make_trivial_tiled_mma(
-        BFloat16, BFloat16, K, MN, Float32, (1, 1, 1), (ROWS, COLUMNS), source
+        BFloat16, BFloat16, K, MN, Float32, (1, 1, 1), (ROWS, width), source
     )
 
 
@@ -72,9 +72,9 @@ def k_operand(plan: Plan90, k: cute.Pointer, buffer: int) -> cute.Tensor:
     return mma.make_fragment_B(mma.get_slice(0).partition_B(tile))
 
 
-def v_operand(k: cute.Pointer, buffer: int, team: int) -> cute.Tensor:
-    """Return the team's columns of V of a tile as the B operand, (MMA, 1, KEYS / 16)."""
-    mma = pv_mma(False)
+def v_operand(plan: Plan90, k: cute.Pointer, buffer: int, team: int) -> cute.Tensor:
+    """Return the team's columns of V of a tile as the B operand, (MMA, products, KEYS / 16)."""
+    mma = pv_mma(False, plan.value_columns)
     atom = warpgroup.make_smem_layout_atom(_ATOMS[MN], BFloat16)
     layout = cute.tile_to_shape(atom, (COLUMNS, KEYS), (1, 0))
     tile = shared(buffer_start(k, buffer, team * HALF), layout)
@@ -88,18 +88,18 @@ def p_tile(k: cute.Pointer, buffer: int) -> cute.Tensor:
 
 def p_operand(k: cute.Pointer, buffer: int) -> cute.Tensor:
     """Return P in shared memory as the A operand, (MMA, 1, KEYS / 16)."""
-    mma = pv_mma(True)
+    mma = pv_mma(True, COLUMNS)
     return mma.make_fragment_A(mma.get_slice(0).partition_A(p_tile(k, buffer)))
 
 
 def p_registers() -> cute.Tensor:
     """Return a thread's registers for its part of P as the A operand."""
-    return cute.make_rmem_tensor(pv_mma(False).partition_shape_A((ROWS, KEYS)), BFloat16)
+    return cute.make_rmem_tensor(pv_mma(False, COLUMNS).partition_shape_A((ROWS, KEYS)), BFloat16)
 
 
-def accumulator(columns: int) -> cute.Tensor:
+def accumulator(plan: Plan90, columns: int) -> cute.Tensor:
     """Return a thread's fp32 registers for its part of 64 x 64 or 64 x 256."""
-    mma = qk_mma() if columns == KEYS else pv_mma(False)
+    mma = qk_mma() if columns == KEYS else pv_mma(False, plan.value_columns)
     return cute.make_rmem_tensor(mma.partition_shape_C((ROWS, columns)), Float32)
 
 
@@ -124,10 +124,10 @@ def issue_scores(
 
 @cute.jit
 def issue_values(
-    o: cute.Tensor, p: cute.Tensor, v: cute.Tensor, from_smem: cutlass.Constexpr
+    plan: Plan90, o: cute.Tensor, p: cute.Tensor, v: cute.Tensor, from_smem: cutlass.Constexpr
 ) -> None:
     """Issue O += P V as one group; P and O belong to the tensor core until the wait for it."""
-    mma = pv_mma(from_smem)
+    mma = pv_mma(from_smem, plan.value_columns)
     warpgroup.fence()
     for step in cutlass.range_constexpr(cute.size(v, mode=[2])):
         mma.set(warpgroup.Field.ACCUMULATE, True)

@@ -1,25 +1,32 @@
 """Work of a CTA: which query rows, and which tiles of keys (device code).
 
-CTAs are numbered by entry, row tile or pair of them, cluster, and rank. The tiles of keys that a
-row tile sees are divided in order: contiguous shares, the remainder to the low ranks.
+A unit is the work of a cluster. CTAs are numbered by entry, row tile or pair of them, cluster, and
+rank. The tiles of keys that a row tile sees are divided in order: contiguous shares, the remainder
+to the low ranks. If n clusters stay, each takes every n-th unit.
 """
+
+from dataclasses import replace
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
+from cutlass.pipeline import PipelineState
 
 from kernelkit.plan import hw
 from mla.attention.config import Keys
 from mla.attention.kernel_arguments import KernelArguments, Source
-from mla.attention.sm90.args import Lane, Work
-from mla.attention.sm90.plan import KEYS, ROWS, Plan90
+from mla.attention.sm90.args import Lane, Past, Scope, Work
+from mla.attention.sm90.plan import BUFFERS, KEYS, ROWS, Plan90
 
 
 @cute.jit
-def locate(plan: Plan90, given: KernelArguments) -> Work:
-    """Return the work of this CTA."""
+def locate(plan: Plan90, given: KernelArguments, step: Int32) -> Work:
+    """Return the work of this CTA in its unit number `step`."""
     config, tiles = plan.config, plan.tiles
     place, _, _ = cute.arch.block_idx()
+    if cutlass.const_expr(config.ways.resident > 0):
+        stride, _, _ = cute.arch.grid_dim()
+        place = place + step * stride
     sharers, groups = config.sharers, tiles.count // config.sharers
     each = given.parts * plan.ctas  # CTAs of a row tile, or of two that share keys
     number, group = place % each, place // each
@@ -56,6 +63,47 @@ def locate(plan: Plan90, given: KernelArguments) -> Work:
         rank=cta % config.cluster,
         sharer=sharer,
     )
+
+
+@cute.jit
+def steps_of(plan: Plan90, given: KernelArguments) -> Int32:
+    """Return the number of units of this CTA."""
+    place, _, _ = cute.arch.block_idx()
+    stride, _, _ = cute.arch.grid_dim()
+    every = plan.tiles.count * given.q.shape[0]  # CTAs, if each had one unit
+    return (every - place + stride - 1) // stride
+
+
+@cute.jit
+def unit_of(plan: Plan90, scope: Scope, step: Int32, past: Past) -> Scope:
+    """Return the scope of this CTA's unit number `step`."""
+    return replace(scope, work=locate(plan, scope.given, step), past=past)
+
+
+@cute.jit
+def after(past: Past, count: Int32) -> Past:
+    """Return what is past after a unit of `count` tiles, which begins with buffer 0."""
+    fills = (past.fills[0] + (count + 1) // 2, past.fills[1] + count // 2)
+    return Past(fills, past.units + Int32(count > 0))
+
+
+@cute.jit
+def filling_of(scope: Scope, number: Int32) -> Int32:
+    """Return which filling of its buffer a tile of the unit is, counted from 0."""
+    before = scope.past.fills[0] if number % BUFFERS == 0 else scope.past.fills[1]
+    return before + number // BUFFERS
+
+
+@cute.jit
+def full_state(scope: Scope, number: Int32) -> PipelineState:
+    """Return the state of a consumer that waits for tile `number` of the unit."""
+    return PipelineState(BUFFERS, number, number % BUFFERS, filling_of(scope, number) % 2)
+
+
+@cute.jit
+def free_state(scope: Scope, number: Int32) -> PipelineState:
+    """Return the state of a producer that fills a buffer with tile `number` of the unit."""
+    return PipelineState(BUFFERS, number, number % BUFFERS, filling_of(scope, number) % 2 ^ 1)
 
 
 @cute.jit
