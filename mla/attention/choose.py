@@ -271,7 +271,7 @@ def _cheapest(tile: Tile, load: Load, limit: Places) -> tuple[int, int]:
 
 def _possible(tile: Tile, cluster: int, clusters: int, at_once: int) -> bool:
     """Whether so many clusters run at once, and their ranks can divide the rows of a tile."""
-    return cluster == 1 or (fits(tile, cluster) and clusters <= at_once)
+    return fits(tile, cluster) and (cluster == 1 or clusters <= at_once)
 
 
 def cost_us(tile: Tile, load: Load, cluster: int, parts: int, at_once: int) -> float:
@@ -306,7 +306,7 @@ def _worthwhile(keys: int) -> int:
 
 def fits(tile: Tile, cluster: int) -> bool:
     """Whether the ranks of a cluster can divide the rows of a tile."""
-    return cluster * -(-tile.rows // cluster) <= tile.capacity
+    return cluster == 1 or cluster * -(-tile.rows // cluster) <= tile.capacity
 
 
 def entries_of(arguments: Arguments) -> int:

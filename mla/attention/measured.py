@@ -61,5 +61,5 @@ def _splits(problem: Measured, tile: Tile, sms: int) -> Iterator[tuple[int, int]
         for parts in PARTS:
             sharing = cluster * parts
             few = sharing == 1 or (sharing <= tiles and units * sharing <= WAVES * sms)
-            if few and (cluster == 1 or fits(tile, cluster)):
+            if few and fits(tile, cluster):
                 yield cluster, parts

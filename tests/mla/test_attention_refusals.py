@@ -17,9 +17,18 @@ from kvcache.layouts.rows import Rows
 from mla import decode, decode_plan, sparse_decode, sparse_prefill
 from mla.attention import choose
 from mla.attention.api import sparse_fields
-from mla.attention.choose import WARP, WGMMA, Load, Tile, decision_for, split
+from mla.attention.choose import (
+    UMMA,
+    WARP,
+    WGMMA,
+    Load,
+    Tile,
+    decision_for,
+    split,
+    tile_of,
+)
 from mla.attention.codec import RECORDS, pack
-from mla.attention.config import Keys, LatentConfig
+from mla.attention.config import MAX_CLUSTER, Keys, LatentConfig
 from mla.attention.formats import FORMS
 from mla.attention.launch import DECODE, SPARSE, check_config, prepare
 from mla.attention.portable.plan import PortablePlan
@@ -187,10 +196,12 @@ def test_every_record_fits(arch, record):
             assert plan.rows == (16 if heads <= 16 else 32)
 
 
-HOPPER, AMPERE = Tile(64, 64, 1, clustered=True), Tile(32, 32, 1)
+HOPPER = tile_of(WGMMA, LatentConfig(heads=64))
+BLACKWELL = tile_of(UMMA, LatentConfig(heads=128))
+AMPERE = Tile(32, 32, 1)
 
 
-@pytest.mark.parametrize("tile", [HOPPER, AMPERE])
+@pytest.mark.parametrize("tile", [HOPPER, BLACKWELL, AMPERE])
 @pytest.mark.parametrize("entries", [1, 2, 7, 33, 132, 1000])
 @pytest.mark.parametrize("keys", [0, 1, 65, 640, 4096, 65536])
 def test_a_grid_is_about_one_wave(tile, entries, keys):
@@ -199,10 +210,11 @@ def test_a_grid_is_about_one_wave(tile, entries, keys):
         load = Load(entries, keys, 132)
         cluster, parts = split(tile, load)
         units, tiles = entries * row_tiles, max(-(-keys // tile.keys), 1)
-        assert cluster * parts == 1 or units * cluster * parts <= 132
+        assert cluster * parts == 1 or units * cluster * parts * tile.pair <= 132
         assert cluster * parts <= tiles
         assert choose.fits(tile, cluster)
-        assert cluster == 1 or tile.clustered
+        assert cluster == 1 or tile.costs is not None
+        assert cluster * tile.pair <= MAX_CLUSTER
         fixed = replace(load, batch_invariant=True)
         assert split(tile, fixed) == split(tile, replace(fixed, entries=1))
         assert split(tile, replace(load, many=True)) == (1, 1)
@@ -226,10 +238,11 @@ def test_a_workspace_has_a_place_for_every_sum():
     decision = decision_for(LatentConfig(heads=128), WARP, Load(2, 4096, 108))
     assert (decision.parts, decision.row_tiles, decision.grid) == (13, 4, 2 * 4 * 13)
     assert decision.workspace == (8, 13, PortablePlan(decision.config).partial_words)
-    wide = decision_for(LatentConfig(heads=128), WGMMA, Load(1, 1 << 16, 132))
-    units, parts, words = wide.workspace
-    assert parts == wide.parts > 1
-    assert units * words >= 128 * 514
+    for kernel, sms in ((WGMMA, 132), (UMMA, 148)):
+        wide = decision_for(LatentConfig(heads=128), kernel, Load(1, 1 << 16, sms))
+        units, parts, words = wide.workspace
+        assert parts == wide.parts > 1
+        assert units * words >= 128 * 514
 
 
 def test_a_plan_names_what_it_launches():
@@ -241,7 +254,9 @@ def test_a_plan_names_what_it_launches():
     assert RECORDS[FP8_584.name] is FP8_584
 
 
-@pytest.mark.parametrize(("kernel", "arch"), [("warp", "sm_89"), ("wgmma", "sm_90a")])
+@pytest.mark.parametrize(
+    ("kernel", "arch"), [("warp", "sm_89"), ("wgmma", "sm_90a"), ("auto", "sm_100a")]
+)
 def test_a_warm_up_has_what_steps_choose(kernel, arch):
     """On the device meta, for the decisions of steps of other sizes, dense and sparse."""
     meta = {"arch": arch, "kernel": kernel}
