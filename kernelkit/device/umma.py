@@ -138,7 +138,7 @@ def issue_run(
         lines.append(
             f"add.u32 d, {{$r0}}, {step.d}; add.s64 a, {{$r1}}, {step.a >> 4}; "
             f"add.s64 b, {{$r2}}, {step.b >> 4}; "
-            f"@one tcgen05.mma.{group}.kind::f16 [d], a, b, {{$r3}}, {given};"
+            f"@one tcgen05.mma.{group}.kind::f16.collector::a::discard [d], a, b, {{$r3}}, {given};"
         )
     cute.arch.inline_ptx(
         "{ .reg .pred one, given, yes, no; .reg .b32 d; .reg .b64 a, b; "

@@ -163,8 +163,15 @@ _LATENT_KERNELS: dict[str, dict[str, dict[str, Any]]] = {
         "wgmma in a cluster": {"cluster": 2, "parts": 1},
         "wgmma in parts": {"cluster": 2, "parts": 2},
     },
-    "sm_100a": {"warp": {"parts": 1}, "warp in parts": {"parts": 2}},
+    "sm_100a": {
+        "warp": {"parts": 1},
+        "warp in parts": {"parts": 2},
+        "umma": {"cluster": 1, "parts": 1},
+        "umma in a cluster": {"cluster": 2, "parts": 1},
+        "umma in parts": {"cluster": 2, "parts": 2},
+    },
 }
+_OF_UMMA = ("pages", "small pages", "bf16_576", "bf16_512", "of a tensor")  # no codes
 
 
 def _latent(arch: str) -> Iterator[Problem]:
@@ -185,6 +192,8 @@ def _latent(arch: str) -> Iterator[Problem]:
     for kernel, division in _LATENT_KERNELS[arch].items():
         options = division | {"kernel": kernel.partition(" ")[0], "arch": arch, "pdl": True}
         for name, case in cases.items():
+            if kernel.startswith("umma") and name not in _OF_UMMA:
+                continue
             yield Problem(f"latent {name}, {kernel}", partial(_attended, case, options))
 
 
