@@ -56,6 +56,8 @@ MATRIX = (
            options=wgmma()),
     Sparse(heads=128, tokens=2, cache=Cache("bf16_512", 16, 128), extra=Cache("fp8_584", 8, 164),
            sinks=True, rope=True, options=wgmma(5)),
+    Sparse(heads=8, tokens=1, cache=Cache("bf16_512", 16, 150), extra=Cache("bf16_512", 8, 20),
+           options=wgmma(3)),
     Sparse(heads=64, tokens=4, batch=2, cache=Cache("fp8_656", 16, 96), options=wgmma()),
     Sparse(heads=1, tokens=1, cache=Cache("bf16_576", 4, 1), options=wgmma(2)),
 )  # fmt: skip

@@ -49,9 +49,11 @@ class Copy:
         """Whole life of the warps."""
         work, ring = scope.work, self.ring(scope)
         middle = cutlass.min(cutlass.max(work.own_tiles - work.begin, 0), work.count)
-        self.stream(self.intakes[0], scope, Int32(0), middle)
+        if middle > 0:  # else the first tile would lie outside of the source
+            self.stream(self.intakes[0], scope, Int32(0), middle)
         if cutlass.const_expr(self.plan.config.extra is not None):
-            self.stream(self.intakes[1], scope, middle, work.count)
+            if middle < work.count:
+                self.stream(self.intakes[1], scope, middle, work.count)
         if work.count > 0:
             cute.arch.cp_async_wait_group(0)
             tell(ring, Int32(self.parts - 1))

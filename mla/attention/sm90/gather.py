@@ -102,13 +102,19 @@ class Gather:
     def stream(self, scope: Scope, which: cutlass.Constexpr, begin: Int32, end: Int32) -> None:
         """Fill the buffers of this CTA's tiles [begin, end), whose keys are of one source."""
         intake = self.plan.intakes[which]
-        if cutlass.const_expr(not intake.converts):
-            numbers = make_numbers(intake)
-            look_up(self.plan, intake, scope, begin, end, numbers)
-            for number in cutlass.range(begin, end, unroll=1):
-                self.copy(intake, scope, number, end, numbers)
-        elif begin < end:
-            self.convert_all(intake, scope, begin, end)
+        if begin < end:  # else its first tile would lie before the source
+            if cutlass.const_expr(intake.converts):
+                self.convert_all(intake, scope, begin, end)
+            else:
+                self.copy_all(intake, scope, begin, end)
+
+    @cute.jit
+    def copy_all(self, intake: cutlass.Constexpr, scope: Scope, begin: Int32, end: Int32) -> None:
+        """Fill the buffers of tiles [begin, end) of a source that is copied as it is."""
+        numbers = make_numbers(intake)
+        look_up(self.plan, intake, scope, begin, end, numbers)
+        for number in cutlass.range(begin, end, unroll=1):
+            self.copy(intake, scope, number, end, numbers)
 
     # ---- entries that go through registers
 
