@@ -45,6 +45,25 @@ class EndPlan(Protocol):
     def barriers(self) -> BarrierPlan: ...
 
 
+class SharedWork(Protocol):
+    """What the end of a row needs of a CTA's work."""
+
+    @property
+    def entry(self) -> Int32: ...
+    @property
+    def tile(self) -> Int32: ...
+    @property
+    def token(self) -> Int32: ...
+    @property
+    def head(self) -> Int32: ...
+    @property
+    def active(self) -> Int32: ...
+    @property
+    def part(self) -> Int32: ...
+    @property
+    def rank(self) -> Int32: ...
+
+
 @dataclass(frozen=True)
 class End:
     """Rows that a CTA finishes, and its place among those that share their keys."""
@@ -53,12 +72,28 @@ class End:
     entry: Int32
     token: Int32  # first token of the row tile
     head: Int32  # first head of the row tile
-    column: Int32 | int  # first column of O in this CTA
     unit: Int32  # of the workspace
     part: Int32  # cluster
     parts: Int32  # clusters that leave sums: those with keys, or the first one
     box: Mailbox
     flag: Int32  # address of a word of shared memory
+
+
+@cute.jit
+def end_of(plan: EndPlan, given: KernelArguments, work: SharedWork, box: Mailbox) -> End:
+    """Return what the end of a CTA's rows depends on."""
+    cluster = plan.config.cluster
+    return End(
+        given=given,
+        entry=work.entry,
+        token=work.token,
+        head=work.head,
+        unit=(work.entry * plan.tiles.count + work.tile) * cluster + work.rank,
+        part=work.part,
+        parts=cutlass.max((work.active + cluster - 1) // cluster, 1),
+        box=box,
+        flag=box.full + 8,
+    )
 
 
 @dataclass(frozen=True)
@@ -171,7 +206,7 @@ def store_vector(
         for k in cutlass.range_constexpr(mailbox.VECTOR):
             acc[k] = acc[k] * factor
         if cutlass.const_expr(config.rope > 0):
-            vectors = (LATENT - config.rope - end.column) // mailbox.VECTOR
+            vectors = (LATENT - config.rope) // mailbox.VECTOR
             first = slot.vector - vectors
             if first >= 0:
                 for pair in cutlass.range_constexpr(mailbox.VECTOR // 2):
@@ -183,9 +218,9 @@ def store_vector(
         for word in cutlass.range_constexpr(4):
             words[word] = pack(acc[2 * word], acc[2 * word + 1], "bf16")
         start = cute.recast_ptr(given.o[end.entry, token, head, None].iterator, dtype=Uint32)
-        target = (start + end.column // 2 + slot.vector * 4).align(16)
+        target = (start + slot.vector * 4).align(16)
         cute.autovec_copy(words, cute.make_tensor(target, cute.make_layout(4)))
-        if end.column + slot.vector == 0:
+        if slot.vector == 0:
             given.lse[end.entry, token, head] = lse
 
 

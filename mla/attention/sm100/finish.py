@@ -9,7 +9,7 @@ from kernelkit.device.barriers import meet
 from kernelkit.device.shared_words import store
 from kernelkit.device.warp_mma import pack
 from mla.attention.formats import LATENT
-from mla.attention.shared.collect import End, angles, collect, factors_of
+from mla.attention.shared.collect import angles, collect, end_of, factors_of
 from mla.attention.shared.mailbox import Mailbox, send, senders_of
 from mla.attention.sm100.args import Buffers, Lane, Scope, Sums, Work
 from mla.attention.sm100.plan import COLUMNS, Plan100
@@ -23,7 +23,9 @@ def finish(plan: Plan100, scope: Scope, lane: Lane, sums: Sums) -> None:
     """Finish the row of the thread, or the rows that the CTA owns."""
     if cutlass.const_expr(plan.reduces):
         post(plan, scope, lane, sums)
-        collect(plan, end_of(plan, scope))
+        collect(
+            plan, end_of(plan, scope.given, scope.work, mailbox_of(plan, scope.work, scope.buffers))
+        )
     else:
         store_row(plan, scope, lane, sums)
     if cutlass.const_expr(plan.config.cluster == 1):
@@ -35,24 +37,6 @@ def mailbox_of(plan: Plan100, work: Work, buffers: Buffers) -> Mailbox:
     """Return the mailbox of this CTA."""
     senders = senders_of(plan.mail, work.active, work.part)
     return Mailbox(buffers.mail, buffers.sent, buffers.mail_full, work.rank, work.half, senders)
-
-
-@cute.jit
-def end_of(plan: Plan100, scope: Scope) -> End:
-    """Return what the end of this CTA's rows depends on."""
-    work, cluster = scope.work, plan.config.cluster
-    return End(
-        given=scope.given,
-        entry=work.entry,
-        token=work.token,
-        head=work.head,
-        column=0,
-        unit=(work.entry * plan.tiles.count + work.tile) * cluster + work.rank,
-        part=work.part,
-        parts=cutlass.max((work.active + cluster - 1) // cluster, 1),
-        box=mailbox_of(plan, work, scope.buffers),
-        flag=scope.buffers.mail_full + 8,
-    )
 
 
 @cute.jit

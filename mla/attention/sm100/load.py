@@ -14,7 +14,7 @@ from kernelkit.device.shared_words import store
 from kernelkit.device.umma import shared
 from kernelkit.plan import hw
 from mla.attention.sm90.args import Key
-from mla.attention.sm90.load import partition_box
+from mla.attention.sm90.load import partition_box, place_of
 from mla.attention.sm100.args import Scope
 from mla.attention.sm100.finish import mailbox_of
 from mla.attention.sm100.plan import (
@@ -259,13 +259,3 @@ def load_panel(
         to = shared(target + part * (box.rows * PANEL), box.layout())
         to_shared, from_global = partition_box(tma, box, place, to)
         cute.copy(tma.atom, from_global, to_shared, tma_bar_ptr=barrier)
-
-
-@cute.jit
-def place_of(plan: Plan100, scope: Scope, key: Int32) -> tuple[Int32, Int32]:
-    """Return (row, page) of a key. Past the last key the page does not exist: zeros arrive."""
-    rows, source = plan.config.keys.rows, scope.given.keys
-    page = Int32(source.store.shape[0])
-    if key < scope.work.keys:
-        page = Int32(source.places[scope.work.entry, key // rows])
-    return key % rows, page

@@ -8,7 +8,7 @@ from fmha.shared.epilogue import trade
 from kernelkit.device.barriers import meet
 from kernelkit.device.shared_words import store
 from kernelkit.device.warp_mma import pack, store_fragment
-from mla.attention.shared.collect import End, angles, collect, factors_of, place_of
+from mla.attention.shared.collect import angles, collect, end_of, factors_of, place_of
 from mla.attention.shared.mailbox import Mailbox, send, senders_of
 from mla.attention.sm90.args import Lane, Reference, Scope
 from mla.attention.sm90.plan import HALF, PANEL, ROWS, TEAMS, Plan90
@@ -30,7 +30,7 @@ def finish(
     tops = (reference.row_max[0], reference.row_max[1])
     if cutlass.const_expr(plan.reduces):
         post(plan, scope, lane, o, tops, sums)
-        collect(plan, end_of(plan, scope))
+        collect(plan, end_of(plan, scope.given, scope.work, mailbox_of(plan, scope)))
     else:
         store_rows(plan, scope, lane, o, tops, sums)
 
@@ -41,24 +41,6 @@ def mailbox_of(plan: Plan90, scope: Scope) -> Mailbox:
     work, buffers = scope.work, scope.buffers
     senders = senders_of(plan.mail, work.active, work.part)
     return Mailbox(buffers.mail, buffers.sent, buffers.mail_full, work.rank, work.sharer, senders)
-
-
-@cute.jit
-def end_of(plan: Plan90, scope: Scope) -> End:
-    """Return what the end of this CTA's rows depends on."""
-    work, cluster = scope.work, plan.config.cluster
-    return End(
-        given=scope.given,
-        entry=work.entry,
-        token=work.token,
-        head=work.head,
-        column=0,
-        unit=(work.entry * plan.tiles.count + work.tile) * cluster + work.rank,
-        part=work.part,
-        parts=cutlass.max((work.active + cluster - 1) // cluster, 1),
-        box=mailbox_of(plan, scope),
-        flag=scope.buffers.mail_full + 8,
-    )
 
 
 @cute.jit
@@ -106,7 +88,7 @@ def store_rows(
 ) -> None:
     """Store the team's columns of both rows of a thread, and their LSE."""
     given, entry, factors = scope.given, scope.work.entry, []
-    end = end_of(plan, scope)
+    end = end_of(plan, scope.given, scope.work, mailbox_of(plan, scope))
     for half in cutlass.range_constexpr(2):
         token, head = place_of(plan, end, lane.row + 8 * half)
         factor = Float32(0.0)
