@@ -111,6 +111,7 @@ def warmup_sparse(
     fields = sparse_fields(q, rows, indices, options) | {"many": many}
     arguments = SPARSE.arguments(fields)
     sizes = counts("tokens", tokens, MAX_ENTRIES)
+    arguments.check()  # before `longest`, which views the pools
     return warm(kernels_for(arguments, sizes, [arguments.longest]), progress)
 
 
