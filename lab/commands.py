@@ -606,7 +606,7 @@ adversarial schedule. Exit code 0: nothing failed; 1: something did; 2: refused.
     ),
     "mla": _soak(
         "latent",
-        partial(soak.add_campaign, soak.OF_LATENT),
+        partial(soak.add_campaign, soak.OF_LATENT, archs=groups.ALL_ARCHS),
         """Random attention to latent keys on this GPU, each twice, compared with fp64 on it.
 
 Kinds of calls are drawn from the whole space of `mla.decode`, `sparse_decode` and `sparse_prefill`:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from lab.tools import groups
 from lab.tools.groups import add, switch
@@ -37,20 +37,25 @@ def problem(text: str) -> tuple[int, int]:
     return int(kernel), int(number)
 
 
-def add_campaign(sizes: Mapping[str, str], parser: argparse.ArgumentParser) -> None:
-    """Flags of a campaign. sizes: names of those that are not the usual ones, and what they are."""
+def add_campaign(
+    sizes: Mapping[str, str],
+    parser: argparse.ArgumentParser,
+    archs: Sequence[str] = groups.ARCHS,
+) -> None:
+    """Flags of a campaign. sizes: names of those that are not the usual ones, and what they are.
+    archs: architectures that the emulator can run."""
     _add_problems(sizes, parser)
     group = parser.add_argument_group("other ways to run each problem, with equal bits")
     switch(group, "graphs", "also in a CUDA graph that is replayed with other contents")
     switch(group, "streams", "also concurrently with other problems, each on its own stream")
     switch(group, "compile", "also with torch.compile")
-    _add_run(parser)
+    _add_run(parser, archs)
 
 
 def add_rows(parser: argparse.ArgumentParser) -> None:
     """Flags of a campaign whose problems run twice, and in no other way."""
     _add_problems(OF_ROWS, parser)
-    _add_run(parser)
+    _add_run(parser, groups.ARCHS)
     parser.set_defaults(graphs=False, streams=False, compile=False)
 
 
@@ -68,13 +73,14 @@ def _add_problems(sizes: Mapping[str, str], parser: argparse.ArgumentParser) -> 
         one.add_argument(f"--{size}", help=words, **how)
 
 
-def _add_run(parser: argparse.ArgumentParser) -> None:
+def _add_run(parser: argparse.ArgumentParser, archs: Sequence[str]) -> None:
     group = parser.add_argument_group("run")
-    groups.add_backend(group)
+    groups.add_backend(group, archs)
     words = "processes that compile; 1: only this one"
     add(group, "jobs", words, os.cpu_count() or 1, type=groups.positive_count, shown="as many CPUs")
     words = "stop after this time, with the results so far"
     minutes = {"type": groups.positive, "metavar": "MINUTES", "shown": "none"}
     add(group, "minutes", words, math.inf, **minutes)
+    switch(group, "check", "the first call of each problem under the emulator's checker")
     groups.add_json(group, "the results")
-    parser.set_defaults(check=False, strict=False, check_json=None)
+    parser.set_defaults(strict=False, check_json=None)

@@ -142,14 +142,17 @@ class Trial(ABC):
     """A problem, its tensors, and the results of the first call.
 
     differs: message if `repeats` is false.
+    findings: errors that the emulator's checker found in the first call, if it was asked.
     """
 
     differs: ClassVar[str] = "bits differ from run to run"
 
-    def __init__(self, case: Any, place: Place) -> None:
+    def __init__(self, case: Any, place: Place, *, check: bool = False) -> None:
         self.case, self.place = case, place
         self.inputs = self.prepare()
-        self.first = self.results()
+        with emulation(Options(check=check, limit=None)) as emulated:
+            self.first = self.call()
+        self.findings = [str(error) for report in emulated.reports for error in report.errors]
 
     @property
     def is_native(self) -> bool:
@@ -173,8 +176,13 @@ class Trial(ABC):
         """Other contents of the same tensors."""
 
     def results(self, policy: str = POLICIES[0]) -> Results:
-        """A call, whose outputs hold NaN before. policy: of the emulator."""
-        with emulation(Options(policy=policy, limit=None)), poisoned_outputs():
+        """Return the results of a call. policy: of the emulator."""
+        with emulation(Options(policy=policy, limit=None)):
+            return self.call()
+
+    def call(self) -> Results:
+        """Return the results of a call, whose outputs hold NaN before."""
+        with poisoned_outputs():
             return self.step(*self.inputs)
 
     def repeats(self) -> bool:
@@ -256,7 +264,7 @@ class Family:
     archs: Sequence[str]
     draws: Callable[[int, str, Any], Draws]
     sizes: Mapping[str, Any]
-    trial: Callable[[Any, Place], Trial]
+    trial: Callable[..., Trial]
     features: Mapping[str, Feature]
     errors: Mapping[str, str]
 
@@ -352,7 +360,8 @@ class Soak:
     def _problem(self, name: str, case: Any) -> None:
         wrong, reports = [], []
         try:
-            trial = self.family.trial(case, self.place)
+            trial = self.family.trial(case, self.place, check=self.options.check)
+            wrong += trial.findings
             if not trial.repeats():
                 wrong.append(trial.differs)
             reports = trial.reports()
@@ -421,6 +430,7 @@ class Soak:
         words += [f"--{way}" for way in (*WAYS, "streams") if getattr(options, way)]
         if self.place.backend == "emulate":
             words.append(f"--backend emulate --arch {self.place.arch}")
+        words += ["--check"] * self.options.check
         return " ".join(words)
 
 
