@@ -209,7 +209,8 @@ def _is_dense(field: str) -> Feature:
 
 
 FEATURES: dict[str, Feature] = {
-    **{name: lambda case, name=name: _option("kernel")(case) == name for name in ("warp", "wgmma", "umma")},
+    **{name: lambda case, name=name: _option("kernel")(case) == name
+       for name in ("warp", "wgmma", "umma")},
     "decode": lambda case: isinstance(case, Dense),
     "sparse_decode": lambda case: isinstance(case, Sparse) and not _option(MANY)(case),
     "sparse_prefill": _option(MANY),

@@ -7,7 +7,10 @@ one.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import islice
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -71,6 +74,7 @@ def drawn(arch: str, kernels: int, problems: int, size: str = "small") -> list[C
 
 def test_every_feature_is_drawn():
     cases = [*drawn("sm_90a", 100, 4), *drawn("sm_90a", 40, 3, "usual")]
+    cases += drawn("sm_100a", 20, 1)
     for name, has in FEATURES.items():
         assert any(map(has, cases)), name
 
@@ -114,11 +118,25 @@ def test_what_is_wrong_is_told(run, kernel):
     assert "python scripts/soak.py mla --seed 0 --problem " in done.stdout
 
 
-def test_a_kernel_runs_in_the_emulator(printed):
+def test_what_the_checker_finds_is_told(run, kernel, monkeypatch):
+    kernel()
+    found = SimpleNamespace(reports=[SimpleNamespace(errors=["ERROR: race"])])
+    monkeypatch.setattr(
+        campaign, "emulation", lambda options: nullcontext(found if options.check else Mock())
+    )
+    done = run(f"soak.py mla {PLACE} --configs 1 --problems 1 --check")
+    assert done.returncode == 1
+    assert "ERROR: race" in done.stdout
+    assert f"{PLACE} --check" in done.stdout
+
+
+def test_a_kernel_runs_under_the_checker(printed):
+    arch = "sm_120a"
     number = next(
         one.number
-        for one in Draws(0, "sm_90a", SIZES["small"]).kernels()
-        if dict(one.case.options)["kernel"] == "warp" and isinstance(one.case, soak.Dense)
+        for one in Draws(0, arch, SIZES["small"]).kernels()
+        if isinstance(one.case, soak.Dense)
     )
-    text = printed(f"soak.py mla {PLACE} --problem {number}.0 {number}.1")
+    command = f"soak.py mla --backend emulate --arch {arch} --check"
+    text = printed(f"{command} --problem {number}.0 {number}.1")
     assert "2 problems of 1 kernels, 0 failed" in text
