@@ -31,6 +31,24 @@ def four_words_if(is_there: Boolean, address: Int64) -> tuple[Uint32, ...]:
 
 
 @cute.jit
+def index_if(
+    is_there: Boolean, address: Int64, dtype: cutlass.Constexpr, other: cutlass.Constexpr
+) -> Int32 | Int64:
+    """Int32 or Int64 in global memory, `other` unless it is there.
+
+    A predicate instead of a branch, in which the first use of the number would wait for it.
+    """
+    bits = dtype.width
+    return cute.arch.inline_ptx(
+        f"{{ .reg .pred there; .reg .b{bits} x; mov.b{bits} x, {other}; "
+        "setp.ne.s32 there, {$r1}, 0; "
+        f"@there ld.global.b{bits} x, [{{$r0}}]; mov.b{bits} {{$w0}}, x; }}",
+        write_only_types=[dtype],
+        read_only_args=[address, Int32(is_there)],
+    )
+
+
+@cute.jit
 def float_of(bits: Uint32) -> Float32:
     """fp32 of these bits."""
     return cute.arch.inline_ptx(

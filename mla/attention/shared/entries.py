@@ -12,7 +12,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32
 
 from kernelkit.device.warp_mma import pick
-from kernelkit.device.words import float_of, four_words_if
+from kernelkit.device.words import float_of, four_words_if, index_if
 from mla.attention.kernel_arguments import Source
 from mla.attention.shared.dequantise import packed_split
 from mla.attention.shared.intake import HALF, PANEL, Intake
@@ -59,23 +59,42 @@ def data_of(source: Source, place: Uint32) -> Int64:
 
 
 @cute.jit
-def number_of(intake: cutlass.Constexpr, scope: HasWork, key: Int32, count: Int32) -> Int32:
-    """Return the number of a key below `count`, -1 of another one or of what is no entry.
-
-    A listed key has the number of an entry, another one that of its page times the rows of a page,
-    plus its row.
+def index_of(intake: cutlass.Constexpr, scope: HasWork, key: Int32, count: Int32) -> Int32 | Int64:
+    """Load the index of a key below `count`, -1 for another one: the number of an entry if keys are
+    listed, else that of the key's page. `number_from` waits for it, this function does not.
     """
-    keys, source, found = intake.keys, source_of(scope, intake), Int32(-1)
-    if key < count:
-        if cutlass.const_expr(keys.listed):
-            number = source.places[scope.work.entry, key]
-            inside = number >= 0 and number < Int64(source.store.shape[0]) * keys.rows
-            found = Int32(number) if inside else Int32(-1)
-        else:
-            page = source.places[scope.work.entry, key // keys.rows]
-            if page >= 0 and page < source.store.shape[0]:
-                found = page * keys.rows + key % keys.rows
-    return found
+    keys, places = intake.keys, source_of(scope, intake).places
+    column = key if cutlass.const_expr(keys.listed) else key // keys.rows
+    place = Int64(scope.work.entry) * places.stride[0] + Int64(column) * places.stride[1]
+    address = places.iterator.toint() + place * (places.element_type.width // 8)
+    return index_if(key < count, address, index_type(intake), -1)
+
+
+def index_type(intake: Intake) -> type:
+    return Int64 if intake.keys.wide_index else Int32
+
+
+@cute.jit
+def number_from(
+    intake: cutlass.Constexpr, source: Source, index: Int32 | Int64, key: Int32
+) -> Int32:
+    """Return the number of the entry of a key, -1 if its index names none.
+
+    A key of a page has the number of the page times the rows of a page, plus its row.
+    """
+    keys, pages = intake.keys, source.store.shape[0]
+    if cutlass.const_expr(keys.listed):
+        inside = index >= 0 and index < Int64(pages) * keys.rows
+        return Int32(index) if inside else Int32(-1)
+    there = index >= 0 and index < pages
+    return index * keys.rows + key % keys.rows if there else Int32(-1)
+
+
+@cute.jit
+def number_of(intake: cutlass.Constexpr, scope: HasWork, key: Int32, count: Int32) -> Int32:
+    """Return the number of the entry of a key below `count`, -1 of another one."""
+    index = index_of(intake, scope, key, count)
+    return number_from(intake, source_of(scope, intake), index, key)
 
 
 # ---- places and scales

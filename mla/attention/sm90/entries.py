@@ -1,6 +1,6 @@
-"""Numbers of the entries that gathering warps bring, and marks of existing keys (device code).
+"""Indices of the entries that gathering warps bring, and marks of existing keys (device code).
 
-Numbers are loaded a tile ahead of places and scales, and these a tile or half a tile ahead of the
+Indices are loaded a tile ahead of places and scales, and these a tile or half a tile ahead of the
 data, see `../shared/entries.py`.
 """
 
@@ -12,17 +12,16 @@ from cutlass import Int32, Uint32
 
 from kernelkit.device.shared_words import store
 from kernelkit.plan import hw
-from mla.attention.kernel_arguments import Source
 from mla.attention.shared import entries as shared
-from mla.attention.shared.entries import number_of
+from mla.attention.shared.entries import index_of, index_type, number_from, source_of
 from mla.attention.shared.intake import Intake
 from mla.attention.sm90.args import Scope
 from mla.attention.sm90.plan import KEYS, Plan90
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """Numbers of the entries of a tile, -1 for what is none: Int32 tensors in registers."""
+class Indices:
+    """What the table holds for keys of a tile, see `index_of`: tensors in registers."""
 
     own: cute.Tensor  # (entry,), of this lane
     every: cute.Tensor  # (2,), of keys `lane` and `lane + 32`; in the warp that marks
@@ -35,10 +34,9 @@ class Entries(shared.Entries):
     found: cute.Tensor  # (2,) words, a bit for each key of the tile; in the warp that marks
 
 
-def make_numbers(intake: Intake) -> Numbers:
-    return Numbers(
-        cute.make_rmem_tensor(intake.spread.turns, Int32), cute.make_rmem_tensor(2, Int32)
-    )
+def make_indices(intake: Intake) -> Indices:
+    sizes = (intake.spread.turns, 2)
+    return Indices(*(cute.make_rmem_tensor(size, index_type(intake)) for size in sizes))
 
 
 def make_entries(intake: Intake) -> Entries:
@@ -63,25 +61,46 @@ def look_up(
     scope: Scope,
     number: Int32,
     end: Int32,
-    numbers: Numbers,
+    indices: Indices,
 ) -> None:
-    """Load the numbers of this lane's entries in tile `number`; -1 from tile `end` on.
+    """Load the indices of this lane's keys in tile `number`; -1 from tile `end` on.
 
     The warp that marks also loads those of two keys for each lane, all of the tile.
     """
-    lane, spread = cute.arch.lane_idx(), intake.spread
     count = scope.work.keys if cutlass.const_expr(intake.which == 0) else scope.work.extra
+    count = count if number < end else Int32(0)
+    first = first_key(intake, scope, number)
+    for turn in cutlass.range_constexpr(intake.spread.turns):
+        key = first + row_of_lane(plan, intake, scope, turn)
+        indices.own[turn] = index_of(intake, scope, key, count)
+    if marks(plan):
+        for part in cutlass.range_constexpr(2):
+            indices.every[part] = index_of(intake, scope, first + every_row(part), count)
+
+
+@cute.jit
+def first_key(intake: cutlass.Constexpr, scope: Scope, number: Int32) -> Int32:
+    """Return the first key of a tile of this CTA in its source."""
     tile = scope.work.begin + number
     if cutlass.const_expr(intake.which == 1):
         tile = tile - scope.work.own_tiles
-    count = count if number < end else Int32(0)
-    row = tile * KEYS + first_row(plan, intake, scope) + lane // spread.lanes
-    for turn in cutlass.range_constexpr(spread.turns):
-        numbers.own[turn] = number_of(intake, scope, row + turn * spread.at_once, count)
-    if marks(plan):
-        for part in cutlass.range_constexpr(2):
-            key = tile * KEYS + part * hw.WARP_THREADS + lane
-            numbers.every[part] = number_of(intake, scope, key, count)
+    return tile * KEYS
+
+
+@cute.jit
+def row_of_lane(
+    plan: Plan90, intake: cutlass.Constexpr, scope: Scope, turn: cutlass.Constexpr
+) -> Int32:
+    """Return the row of a tile that this lane brings at a turn."""
+    spread = intake.spread
+    row = first_row(plan, intake, scope) + cute.arch.lane_idx() // spread.lanes
+    return row + turn * spread.at_once
+
+
+@cute.jit
+def every_row(part: cutlass.Constexpr) -> Int32:
+    """Return the row of a tile that this lane of the warp that marks looks at."""
+    return part * hw.WARP_THREADS + cute.arch.lane_idx()
 
 
 # ---- which keys are entries
@@ -107,16 +126,26 @@ def mark(plan: Plan90, scope: Scope, entries: Entries, buffer: Int32) -> None:
 def resolve(
     plan: Plan90,
     intake: cutlass.Constexpr,
-    source: Source,
-    numbers: Numbers,
-    half: Int32,
+    scope: Scope,
+    place: tuple[Int32, Int32],
+    indices: Indices,
     entries: Entries,
 ) -> None:
-    """Find the entries with these numbers, and load their scales for a half, or for both."""
-    shared.find_entries(intake, source, numbers.own, half, entries)
+    """Find the entries that the table names, and load their scales for a half, or for both.
+
+    place: (tile of this CTA, half).
+    """
+    (tile, half), source = place, source_of(scope, intake)
+    first, numbers = first_key(intake, scope, tile), cute.make_rmem_tensor_like(indices.own, Int32)
+    for turn in cutlass.range_constexpr(intake.spread.turns):
+        key = first + row_of_lane(plan, intake, scope, turn)
+        numbers[turn] = number_from(intake, source, indices.own[turn], key)
+    shared.find_entries(intake, source, numbers, half, entries)
     if marks(plan):
         for part in cutlass.range_constexpr(2):
-            entries.found[part] = Uint32(cute.arch.vote_ballot_sync(numbers.every[part] >= 0))
+            key = first + every_row(part)
+            number = number_from(intake, source, indices.every[part], key)
+            entries.found[part] = Uint32(cute.arch.vote_ballot_sync(number >= 0))
 
 
 @cute.jit

@@ -37,11 +37,11 @@ from mla.attention.shared.units import (
 from mla.attention.sm90.args import Scope
 from mla.attention.sm90.entries import (
     Entries,
-    Numbers,
+    Indices,
     first_row,
     look_up,
     make_entries,
-    make_numbers,
+    make_indices,
     mark,
     resolve,
     take_over,
@@ -107,10 +107,10 @@ class Gather:
     @cute.jit
     def copy_all(self, intake: cutlass.Constexpr, scope: Scope, begin: Int32, end: Int32) -> None:
         """Fill the buffers of tiles [begin, end) of a source that is copied as it is."""
-        numbers = make_numbers(intake)
-        look_up(self.plan, intake, scope, begin, end, numbers)
+        indices = make_indices(intake)
+        look_up(self.plan, intake, scope, begin, end, indices)
         for number in cutlass.range(begin, end, unroll=1):
-            self.copy(intake, scope, number, end, numbers)
+            self.copy(intake, scope, number, end, indices)
 
     # ---- entries that go through registers
 
@@ -123,13 +123,13 @@ class Gather:
         One copy of the code serves both halves: an SM's caches of instructions are small.
         """
         plan, source, halves = self.plan, source_of(scope, intake), intake.halves
-        held, numbers = make_held(intake), make_numbers(intake)
+        held, indices = make_held(intake), make_indices(intake)
         entries, following = make_entries(intake), make_entries(intake)
         own = self.group() if cutlass.const_expr(halves == 1) else Int32(0)
-        look_up(plan, intake, scope, begin, end, numbers)
-        resolve(plan, intake, source, numbers, own, following)
+        look_up(plan, intake, scope, begin, end, indices)
+        resolve(plan, intake, scope, (begin, own), indices, following)
         take_over(intake, entries, following)
-        look_up(plan, intake, scope, begin + 1, end, numbers)
+        look_up(plan, intake, scope, begin + 1, end, indices)
         for turn in cutlass.range_constexpr(intake.depth):
             for chunk in cutlass.range_constexpr(intake.chunks):
                 fetch_chunk(intake, source, entries, held, (turn, chunk), own)
@@ -139,8 +139,8 @@ class Gather:
         for step in cutlass.range(halves * begin, halves * end, unroll=1):
             number, half = step // halves, own + step % halves
             if half == own + halves - 1:
-                resolve(plan, intake, source, numbers, own, following)
-                look_up(plan, intake, scope, number + 2, end, numbers)
+                resolve(plan, intake, scope, (number + 1, own), indices, following)
+                look_up(plan, intake, scope, number + 2, end, indices)
             else:
                 same_entries(intake, source, entries, following)
             self.convert(intake, scope, (number, half), entries, held, following)
@@ -285,13 +285,12 @@ class Gather:
         scope: Scope,
         number: Int32,
         end: Int32,
-        numbers: Numbers,
+        indices: Indices,
     ) -> None:
         """Copy entries in bf16 to shared memory; the barriers complete when the copies have."""
-        source = source_of(scope, intake)
         buffer, entries = number % BUFFERS, make_entries(intake)
-        resolve(self.plan, intake, source, numbers, Int32(0), entries)
-        look_up(self.plan, intake, scope, number + 1, end, numbers)
+        resolve(self.plan, intake, scope, (number, Int32(0)), indices, entries)
+        look_up(self.plan, intake, scope, number + 1, end, indices)
         line = self.line_of(intake, scope, buffer)
         for right in cutlass.range_constexpr(2):
             if cutlass.const_expr(self.groups == 1):
