@@ -135,6 +135,9 @@ class ArrangedExperts(LayerWeights):
     h_decode_scale: torch.Tensor | None = None  # fp32 [1]: 1 / h_scale
     model_type: str | None = None  # as of PackedExperts
 
+    def __post_init__(self) -> None:
+        require_type("model_type", self.model_type, str, optional=True)
+
     @property
     def x(self) -> str:
         """dtype of activations as they are multiplied."""
