@@ -14,6 +14,7 @@ from cutlass import Boolean, Int32, Int64, Uint32
 from kernelkit.device import warp_mma
 from kernelkit.device.boxes import turn
 from kernelkit.device.shared_words import store
+from kernelkit.device.words import index_if
 from kernelkit.plan import hw
 from mla.attention.config import Keys
 from mla.attention.kernel_arguments import Source
@@ -21,6 +22,7 @@ from mla.attention.portable.plan import CHUNK, KEYS, LANES_OF_KEY, PortablePlan
 from mla.attention.portable.widen import widened
 
 NONE = -1  # of a table: no entry
+Found = tuple[Int32 | Int64, ...]  # what the tables say of a key
 
 
 @dataclass(frozen=True)
@@ -50,21 +52,23 @@ def key_of_lane() -> Int32:
 @cute.jit
 def look_up(
     plan: PortablePlan, sources: tuple[Source, ...], reach: Reach, entry: Int32, tile: Int32
-) -> Int64:
-    """Return what the table of a source says of this lane's key of a tile, NONE past the end."""
-    found = Int64(NONE)
-    first = Int32(0)
+) -> Found:
+    """Load what the table of each source says of this lane's key of a tile, NONE past the end and
+    of a tile of the other source. `fetch` waits for it, this function does not.
+    """
+    found, first = [], Int32(0)
     for number in cutlass.range_constexpr(len(sources)):
-        keys, source = plan.config.sources[number], sources[number]
+        keys, places = plan.config.sources[number], sources[number].places
         index = (tile - first) * KEYS + key_of_lane()
         inside = (tile >= first) & (index < reach.ends[number])
         if cutlass.const_expr(number + 1 < len(sources)):
             inside = inside & (tile < first + reach.tiles[number])
-        if inside:
-            column = index if cutlass.const_expr(keys.listed) else index // keys.rows
-            found = Int64(source.places[entry, column])
+        column = index if cutlass.const_expr(keys.listed) else index // keys.rows
+        place = Int64(entry) * places.stride[0] + Int64(column) * places.stride[1]
+        address = places.iterator.toint() + place * (places.element_type.width // 8)
+        found.append(index_if(inside, address, Int64 if keys.wide_index else Int32, NONE))
         first += reach.tiles[number]
-    return found
+    return tuple(found)
 
 
 @cute.jit
@@ -75,19 +79,19 @@ def fetch(
     places: Places,
     tile: Int32,
     stage: Int32,
-    found: Int64,
+    found: Found,
 ) -> None:
     """Begin to copy the keys of a tile, as one group. found: from `look_up`.
 
     stage: number of the tile, modulo 2.
     """
     if cutlass.const_expr(len(sources) == 1):
-        _fetch_from(plan, 0, sources[0], places, tile, stage, found)
+        _fetch_from(plan, 0, sources[0], places, tile, stage, found[0])
     else:
         if tile < reach.tiles[0]:
-            _fetch_from(plan, 0, sources[0], places, tile, stage, found)
+            _fetch_from(plan, 0, sources[0], places, tile, stage, found[0])
         else:
-            _fetch_from(plan, 1, sources[1], places, tile - reach.tiles[0], stage, found)
+            _fetch_from(plan, 1, sources[1], places, tile - reach.tiles[0], stage, found[1])
     cute.arch.cp_async_commit_group()
 
 
@@ -99,12 +103,12 @@ def _fetch_from(
     places: Places,
     tile: Int32,
     stage: Int32,
-    found: Int64,
+    found: Int32 | Int64,
 ) -> None:
     keys = plan.config.sources[number]
     form, key = keys.form, key_of_lane()
     lane = cute.arch.lane_idx() % LANES_OF_KEY
-    data, scales, exists = _address(keys, source, tile * KEYS + key, found)
+    data, scales, exists = _address(keys, source, tile * KEYS + key, Int64(found))
     if lane == 0:
         store(places.exists + (stage * KEYS + key) * 4, Int32, (Int32(exists),))
     for step in cutlass.range_constexpr(-(-form.data_bytes // (CHUNK * LANES_OF_KEY))):
