@@ -10,8 +10,8 @@ from kernelkit.plan import hw
 from lab.problems.attention import same_bits
 from lab.problems.latent import Cache, Dense, Sparse
 from mla import decode, decode_plan
-from mla.attention.choose import UMMA, WARP, kernel_of
 from mla.attention.config import Keys, LatentConfig
+from mla.attention.formats import FORMS
 from mla.attention.sm100 import convert, copy, kernel, listed, load, softmax
 from mla.attention.sm100.plan import Plan100
 from ptxemu import PtxEmuError
@@ -104,22 +104,9 @@ def test_a_grid_has_pairs(monkeypatch):
     assert plan.grid <= 8
 
 
-@pytest.mark.parametrize(
-    ("keys", "chosen"),
-    [
-        (Keys("bf16_576", 64, counts=True), UMMA),
-        (Keys("bf16_512", 3, listed=True), UMMA),
-        (Keys("fp8_584", 64, listed=True), WARP),
-        (Keys("e4m3_576", 64), WARP),
-    ],
-)
-def test_codes_go_to_the_other_kernel(keys, chosen):
-    assert kernel_of("auto", BLACKWELL, LatentConfig(keys=keys)) == chosen
-
-
 def test_plans_fit():
-    """Shared memory has room for one tile of K and of V beside Q and P, for both widths."""
-    for record in ("bf16_576", "bf16_512"):
+    """Shared memory has room for one tile of K and of V beside Q and P, for all records."""
+    for record in FORMS:
         for is_list in (False, True):
             plan = Plan100(LatentConfig(keys=Keys(record, 64, listed=is_list), cluster=8))
             plan.check()

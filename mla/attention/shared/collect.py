@@ -82,6 +82,15 @@ def end_of(plan: EndPlan, given: KernelArguments, work: Work, box: Mailbox) -> E
 
 
 @dataclass(frozen=True)
+class Added:
+    """Eight columns of an owned row, added over all senders."""
+
+    acc: cute.Tensor  # O, not normalised: fp32 in registers
+    top: Float32
+    total: Float32
+
+
+@dataclass(frozen=True)
 class Slot:
     """Eight columns of an owned row."""
 
@@ -205,14 +214,14 @@ def collect(plan: EndPlan, end: End) -> None:
                 if cutlass.const_expr(plan.config.parts):
                     leave(mail, end, slot, acc, top, total)
                 else:
-                    store_vector(plan, end, slot, ahead, (acc, top, total))
+                    store_vector(plan, end, slot, ahead, Added(acc, top, total))
         if cutlass.const_expr(plan.config.parts):
             if is_last(plan, end):
                 for turn in cutlass.range_constexpr(turns):
                     slot = slot_of(mail, thread, turn)
                     if slot.row < rows:
                         acc, top, total = add_parts(mail, end, slot)
-                        store_vector(plan, end, slot, ahead, (acc, top, total))
+                        store_vector(plan, end, slot, ahead, Added(acc, top, total))
 
 
 @cute.jit
@@ -228,20 +237,17 @@ def store_vector(
     end: End,
     slot: Slot,
     ahead: Ahead,
-    found: tuple[cute.Tensor, Float32, Float32],
+    added: Added,
 ) -> None:
-    """Store eight elements of an owned row; the first vector's thread stores the LSE.
-
-    found: (O, not normalised; maximum; sum).
-    """
-    given, config, (acc, top, total) = end.given, plan.config, found
+    """Store eight elements of an owned row; the first vector's thread stores the LSE."""
+    given, config, acc = end.given, plan.config, added.acc
     token, head = place_of(plan, end, end.box.rank * plan.mail.owned_rows + slot.row)
     if is_real(plan, token, head):
         if cutlass.const_expr(slot.turn < MOST_AHEAD):
             sink = ahead.sinks[slot.turn]
         else:
             sink = sink_of(config, given, head)
-        factor, lse = factors_of(config, given, sink, top, total)
+        factor, lse = factors_of(config, given, sink, added.top, added.total)
         for k in cutlass.range_constexpr(mailbox.VECTOR):
             acc[k] = acc[k] * factor
         if cutlass.const_expr(config.rope > 0):
