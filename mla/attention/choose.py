@@ -157,7 +157,7 @@ Places = Callable[[int], int]  # CTAs of a cluster -> clusters that run at once
 def decide(arguments: Arguments, target: Target) -> Decision:
     """Choose the launch of checked arguments."""
     config = plain_config(arguments)
-    kernel = kernel_of(arguments.kernel, target.arch, config)
+    kernel = kernel_of(arguments.kernel, target.arch)
     load = load_of(arguments, target)
     return _decision(config, kernel, load, target, arguments.q.device)
 
@@ -202,15 +202,14 @@ def decision_for(
     return Decision(chosen, kernel, parts, tile.count * tile.pair, load.entries)
 
 
-def kernel_of(name: str, arch: str, config: LatentConfig) -> str:
-    """Return the module of a kernel by its name for users, or of the first that reads the records.
+def kernel_of(name: str, arch: str) -> str:
+    """Return the module of a kernel by its name for users, 'auto' for the first one.
 
     Raises: NotImplementedError for a kernel that the architecture does not have.
     """
     known = KERNELS[written_for(arch)]
     if name == "auto":
-        coded = any(keys.form.code for keys in config.sources)
-        return next(module for module in known.values() if module != UMMA or not coded)
+        return next(iter(known.values()))
     if name not in known:
         raise NotImplementedError(f"kernel {name!r} on {arch}: one of {('auto', *known)}")
     return known[name]

@@ -122,7 +122,7 @@ def kernels_for(
     arguments.check()
     target = choose_target(arguments.q.device, arguments.backend, arguments.arch, ARCHS)
     config = plain_config(arguments)
-    kernel = kernel_of(arguments.kernel, target.arch, config)
+    kernel = kernel_of(arguments.kernel, target.arch)
     load = load_of(arguments, target)
     keys = tile_of(kernel, config).keys
     found = dict.fromkeys(
@@ -151,9 +151,7 @@ def _measured(
         if described(sizes) == problem and sizes.entries in entries and sizes.keys in lengths:
             given = replace(arguments, **choice)
             load = replace(load_of(given, target), entries=sizes.entries, keys=sizes.keys)
-            yield decision_for(
-                asked.config, kernel_of(given.kernel, target.arch, asked.config), load
-            )
+            yield decision_for(asked.config, kernel_of(given.kernel, target.arch), load)
 
 
 def _limits(arguments: Arguments, target: Target) -> list[Places | None]:

@@ -9,11 +9,12 @@ import pytest
 from kernelkit.plan import hw
 from lab.problems.attention import same_bits
 from lab.problems.latent import Cache, Dense, Sparse
-from mla import decode, decode_plan, sparse_decode
-from mla.attention.choose import UMMA, WARP, kernel_of
+from mla import decode, decode_plan
 from mla.attention.config import Keys, LatentConfig
-from mla.attention.sm100 import copy, kernel, load, softmax
+from mla.attention.formats import FORMS
+from mla.attention.sm100 import convert, copy, kernel, listed, load, softmax
 from mla.attention.sm100.plan import Plan100
+from ptxemu import PtxEmuError
 from tests.mla.latent_cases import ADVERSARIAL, CHECKED, RANDOM, check
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
@@ -30,6 +31,8 @@ QUICK = (
     Dense(heads=20, tokens=2, page=16, lens=(61, 333, 0), sinks=True, options=umma(2)),
     Sparse(heads=12, cache=Cache("bf16_512", 32, 150, counts=(150, 1, 0)),
            extra=Cache("bf16_512", 5, 40), rope=True, sinks=True, options=umma(1, 2)),
+    Sparse(heads=6, tokens=2, cache=Cache("fp8_584", 32, 140, counts=(140, 1)),
+           extra=Cache("fp4_288", 5, 20), rope=True, sinks=True, options=umma(2)),
 )  # fmt: skip
 MATRIX = (
     Dense(heads=16, page=1, lens=(1, 35, 0, 264), options=umma()),
@@ -37,16 +40,29 @@ MATRIX = (
     Dense(heads=128, page=128, lens=(1000,), options=umma(3, 2)),
     Dense(heads=3, tokens=9, page=7, lens=(5, 400), options=umma(1, 2)),
     Dense(heads=8, tokens=3, page=128, lens=(330,), causal=False, full=True, options=umma(2)),
-    Dense(heads=64, page=256, lens=(450, 7), options=umma()),
-    Dense(heads=40, page=32, lens=(430, 7), amplitude=30.0, options=umma(2)),
-    Dense(heads=128, tokens=2, page=8, lens=(65, 200), options=umma(8)),
     Dense(heads=1, page=64, lens=(650,), sinks=True, options=umma(5)),
     Dense(heads=100, tokens=3, page=16, lens=(300, 129), options=umma()),
-    Sparse(heads=16, cache=Cache("tensor", 16, 265, counts=(265, 0, 3)), options=umma(2)),
     Sparse(heads=128, tokens=2, cache=Cache("bf16_512", 16, 300),
            extra=Cache("bf16_512", 8, 164), sinks=True, rope=True, options=umma(3)),
     Sparse(heads=64, tokens=4, batch=2, cache=Cache("bf16_576", 16, 296), options=umma()),
+    Sparse(heads=128, cache=Cache("fp8_656", 64, 290), options=umma()),
+    Sparse(heads=128, tokens=2, cache=Cache("bf16_512", 16, 300),
+           extra=Cache("fp8_584", 8, 164), sinks=True, rope=True, options=umma(3)),
+    Dense(heads=100, tokens=3, page=7, lens=(300, 129), scaled=True, options=umma()),
+)  # fmt: skip
+SWEEP = (
+    Dense(heads=64, page=256, lens=(450, 7), options=umma()),
+    Dense(heads=40, page=32, lens=(430, 7), amplitude=30.0, options=umma(2)),
+    Dense(heads=128, tokens=2, page=8, lens=(65, 200), options=umma(8)),
+    Dense(heads=17, page=16, lens=(390, 5), scaled=True, sinks=True, options=umma(2)),
+    Sparse(heads=16, cache=Cache("tensor", 16, 265, counts=(265, 0, 3)), options=umma(2)),
     Sparse(heads=1, tokens=1, cache=Cache("bf16_576", 4, 1), options=umma(2)),
+    Sparse(heads=16, cache=Cache("fp8_528", 9, 150, wide=False), rope=True, options=umma(2)),
+    Sparse(heads=66, cache=Cache("fp4_288", 16, 133), sinks=True, options=umma(1, 2)),
+    Sparse(heads=64, tokens=2, cache=Cache("fp8_528", 16, 300), extra=Cache("bf16_512", 8, 264),
+           options=umma()),
+    Sparse(heads=8, tokens=3, cache=Cache("fp8_584", 16, 300, counts=(0, 300, 129)),
+           extra=Cache("fp8_528", 8, 264, counts=(64, 0, 264)), options=umma(2, 2)),
 )  # fmt: skip
 
 
@@ -58,6 +74,11 @@ def test_attention_is_right(case):
 @pytest.mark.parametrize("case", MATRIX, ids=str)
 def test_every_kind_of_attention(case):
     check(case, BLACKWELL, CHECKED)
+
+
+@pytest.mark.parametrize("case", SWEEP, ids=str)
+def test_more_kinds_of_attention(case):
+    check(case, BLACKWELL, CHECKED, RANDOM)
 
 
 def test_an_entry_does_not_know_its_batch():
@@ -83,47 +104,49 @@ def test_a_grid_has_pairs(monkeypatch):
     assert plan.grid <= 8
 
 
-@pytest.mark.parametrize(
-    ("keys", "chosen"),
-    [
-        (Keys("bf16_576", 64, counts=True), UMMA),
-        (Keys("bf16_512", 3, listed=True), UMMA),
-        (Keys("fp8_584", 64, listed=True), WARP),
-        (Keys("e4m3_576", 64), WARP),
-    ],
-)
-def test_codes_go_to_the_other_kernel(keys, chosen):
-    assert kernel_of("auto", BLACKWELL, LatentConfig(keys=keys)) == chosen
-
-
-def test_codes_are_refused_by_name():
-    case = Sparse(heads=4, tokens=2, cache=Cache("fp8_584", 8, 40))
-    given, options = case.inputs()
-    with pytest.raises(NotImplementedError, match=r"'umma' with record fp8_584.*'warp'"):
-        sparse_decode(*given, **options | {"kernel": "umma", "arch": BLACKWELL})
-
-
 def test_plans_fit():
-    """Shared memory has room for one tile of K and of V beside Q and P, for both widths."""
-    for record in ("bf16_576", "bf16_512"):
-        for listed in (False, True):
-            plan = Plan100(LatentConfig(keys=Keys(record, 64, listed=listed), cluster=8))
+    """Shared memory has room for one tile of K and of V beside Q and P, for all records."""
+    for record in FORMS:
+        for is_list in (False, True):
+            plan = Plan100(LatentConfig(keys=Keys(record, 64, listed=is_list), cluster=8))
             plan.check()
             assert plan.smem.bytes <= hw.SMEM_BYTES_PER_CTA
 
 
 TRAPS = {
-    "marks": (copy, "Copy", ("vote_ballot_sync(found >= 0)", "vote_ballot_sync(found >= -1)")),
-    "values past the end": (load, "LoadV", ("if first + key >= scope.work.keys", "if key < 0")),
-    "rescaling": (softmax, "Softmax", ("part.store(part.load() * factor)", "pass")),
-    "O at rest": (softmax, "Softmax", ("pipes.o.wait(consumer_state_at(1, number - 1))", "pass")),
-}
+    "marks": (
+        listed, copy, "mark", ("vote_ballot_sync(found >= 0)", "vote_ballot_sync(found >= -1)")
+    ),
+    "values past the end": (
+        load, kernel, "LoadV", ("if first + key >= scope.work.keys", "if key < 0")
+    ),
+    "rescaling": (softmax, kernel, "Softmax", ("part.store(part.load() * factor)", "pass")),
+    "O at rest": (
+        softmax, kernel, "Softmax", ("pipes.o.wait(consumer_state_at(1, number - 1))", "pass")
+    ),
+    "half of codes": (
+        convert, kernel, "Convert", ("return scope.work.sharer if", "return Int32(0) if")
+    ),
+    "scale of codes": (
+        convert, kernel, "Convert",
+        ("own.numbers, half, own.entries", "own.numbers, 1 - half, own.entries"),
+    ),
+    "copies beside codes": (
+        convert, kernel, "Convert",
+        ("cp_async_wait_group(0)\n        tell", "sync_warp()\n        tell"),
+    ),
+    "fence of codes": (
+        listed, convert, "tell", ('cute.arch.fence_proxy("async.shared", space="cta")', "pass")
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("trap", TRAPS)
 def test_a_kernel_without_its_cure_is_noticed(changed, trap):
-    module, name, replacement = TRAPS[trap]
-    changed(module, [kernel], name, replacement)
+    module, user, name, replacement = TRAPS[trap]
+    changed(module, [user], name, replacement)
     case = QUICK[1] if trap == "marks" else replace(QUICK[0], amplitude=6.0)
-    with pytest.raises(Exception, match=r"."):
+    if "codes" in trap:
+        case = QUICK[2]
+    with pytest.raises((AssertionError, PtxEmuError)):
         check(case, BLACKWELL, CHECKED, ADVERSARIAL)

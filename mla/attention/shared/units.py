@@ -250,9 +250,9 @@ def store_rest(intake: cutlass.Constexpr, held: Held, target: Target, line: Int3
             offset = offset_of(intake, intake.rest_panel, turn)
             if cutlass.const_expr(intake.rest == "coded"):
                 there = Target(units_at(line, "e4m3"), target.peer, target.full)
-                store_e4m3(intake.stores_rest, words, exact_scale(), there, offset)
+                store_e4m3(intake.crosses_rest, words, exact_scale(), there, offset)
             else:
-                put(intake.stores_rest, target, units_at(line, "")[part] + offset, words)
+                put(intake.crosses_rest, target, units_at(line, "")[part] + offset, words)
 
 
 @cute.jit
@@ -278,12 +278,15 @@ def unit_of_copy(line: Int32, panel: cutlass.Constexpr, turn: cutlass.Constexpr)
 def copy_panel(
     intake: cutlass.Constexpr,
     source: Source,
-    entries: Entries,
+    places: cute.Tensor,
     line: Int32,
     panel: cutlass.Constexpr,
+    begin: Int32 | int,
 ) -> None:
-    """Start cp.async of a panel of entries in bf16 where eight lanes share one."""
+    """Start cp.async of 64 columns of entries in bf16 where eight lanes share one; zeros of what is
+    no entry. begin: byte of the columns in an entry.
+    """
+    lane = cute.arch.lane_idx() % 8
     for turn in cutlass.range_constexpr(intake.spread.turns):
-        place = entries.places[turn]
-        address = data_of(source, place) + panel * LINE_BYTES + cute.arch.lane_idx() % 8 * CHUNK
-        copy_chunk(unit_of_copy(line, panel, turn), address, place != NOWHERE)
+        address = data_of(source, places[turn]) + begin + lane * CHUNK
+        copy_chunk(unit_of_copy(line, panel, turn), address, places[turn] != NOWHERE)

@@ -1,7 +1,8 @@
 """Attention to latent keys on Blackwell: host entry, prologue, dispatch of the warps.
 
-Read `plan.py` first (roles, buffers, barriers), then this file, `load.py` or `copy.py`, `mma.py`,
-`softmax.py`, and `finish.py`; the work of a CTA and the exchange of a cluster are in `../shared/`.
+Read `plan.py` first (roles, buffers, barriers), then this file, `load.py`, `copy.py` or
+`convert.py` with `listed.py`, `mma.py`, `softmax.py`, and `finish.py`. The work of a CTA, the
+conversion of entries and the exchange of a cluster are in `../shared/`.
 """
 
 import cutlass
@@ -25,6 +26,7 @@ from mla.attention.shared.mailbox import open_mailbox
 from mla.attention.shared.work import locate
 from mla.attention.signature import example_arguments
 from mla.attention.sm100.args import Buffers, Pipes, Scope
+from mla.attention.sm100.convert import Convert
 from mla.attention.sm100.copy import Copy
 from mla.attention.sm100.finish import mailbox_of
 from mla.attention.sm100.load import LoadK, LoadV, k_box, q_box
@@ -45,7 +47,8 @@ class LatentSm100:
         self.softmax, self.mma = Softmax(self.plan), Mma(self.plan)
         self.load_k, self.load_v = LoadK(self.plan), LoadV(self.plan)
         if not self.plan.by_tma:
-            self.copies = (Copy(self.plan, False), Copy(self.plan, True))
+            bring = Convert if self.plan.coded else Copy
+            self.copies = (bring(self.plan, False), bring(self.plan, True))
 
     @property
     def config(self) -> LatentConfig:
