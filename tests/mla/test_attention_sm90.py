@@ -17,7 +17,8 @@ from mla import decode, decode_plan, sparse_decode
 from mla.attention import launch, reference
 from mla.attention.choose import WGMMA, Load, decide, decision_for
 from mla.attention.config import Keys, LatentConfig, Ways
-from mla.attention.sm90 import entries, finish, gather, kernel, math, plan
+from mla.attention.shared import entries
+from mla.attention.sm90 import finish, gather, kernel, math, plan
 from ptxemu import Options, PtxEmuError
 from tests.mla.latent_cases import ADVERSARIAL, CHECKED, RANDOM, check, run
 

@@ -27,6 +27,7 @@ from mla.attention.kernel_arguments import KernelArguments
 from mla.attention.shared import mailbox
 from mla.attention.shared.mail import MailPlan
 from mla.attention.shared.mailbox import Mailbox
+from mla.attention.shared.work import Work
 from mla.attention.tiles import RowTiles
 
 AHEAD = 4  # parts that are loaded at once
@@ -45,25 +46,6 @@ class EndPlan(Protocol):
     def barriers(self) -> BarrierPlan: ...
 
 
-class SharedWork(Protocol):
-    """What the end of a row needs of a CTA's work."""
-
-    @property
-    def entry(self) -> Int32: ...
-    @property
-    def tile(self) -> Int32: ...
-    @property
-    def token(self) -> Int32: ...
-    @property
-    def head(self) -> Int32: ...
-    @property
-    def active(self) -> Int32: ...
-    @property
-    def part(self) -> Int32: ...
-    @property
-    def rank(self) -> Int32: ...
-
-
 @dataclass(frozen=True)
 class End:
     """Rows that a CTA finishes, and its place among those that share their keys."""
@@ -80,7 +62,7 @@ class End:
 
 
 @cute.jit
-def end_of(plan: EndPlan, given: KernelArguments, work: SharedWork, box: Mailbox) -> End:
+def end_of(plan: EndPlan, given: KernelArguments, work: Work, box: Mailbox) -> End:
     """Return what the end of a CTA's rows depends on."""
     cluster = plan.config.cluster
     return End(

@@ -8,28 +8,7 @@ from cutlass import Boolean, Float32, Int32
 from kernelkit.device.boxes import TmaTensor
 from kernelkit.device.pipelines import Event, Ring
 from mla.attention.kernel_arguments import KernelArguments
-
-
-@dataclass(frozen=True)
-class Work:
-    """Query rows of a CTA, and the keys of its pair.
-
-    Tiles of keys are numbered over the sources, those of `extra` after those of `keys`.
-    """
-
-    entry: Int32
-    tile: Int32  # of the entry's rows
-    token: Int32  # first token of the tile
-    head: Int32  # first head of the tile
-    keys: Int32  # keys of the first source that any row of the entry sees
-    extra: Int32  # keys of the second source
-    own_tiles: Int32  # tiles of the first source that a row of the pair sees
-    begin: Int32  # first tile of this pair
-    count: Int32  # its tiles
-    active: Int32  # pairs of all clusters that have tiles
-    part: Int32  # cluster
-    rank: Int32  # of the pair in its cluster
-    half: Int32  # of the CTA in its pair
+from mla.attention.shared.work import Work
 
 
 @dataclass(frozen=True)

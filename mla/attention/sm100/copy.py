@@ -13,14 +13,13 @@ from kernelkit.device.pipelines import Ring, producer_state_at
 from kernelkit.device.shared_words import store
 from kernelkit.device.warp_mma import copy_chunk
 from kernelkit.plan import hw
-from mla.attention.sm90.entries import NOWHERE, data_of, number_of, source_of
-from mla.attention.sm90.plan import Intake, Spread
-from mla.attention.sm90.units import LINE_BYTES, unit_of_copy
+from mla.attention.shared.entries import NOWHERE, data_of, number_of, source_of
+from mla.attention.shared.intake import HALF, LINE_BYTES, Intake, Spread
+from mla.attention.shared.units import unit_of_copy
 from mla.attention.sm100.args import Scope
 from mla.attention.sm100.load import free
 from mla.attention.sm100.plan import (
     COLUMNS,
-    HALF,
     KEYS,
     OWN_KEYS,
     PIECE_BYTES,
@@ -98,7 +97,7 @@ class Copy:
         ring.wait_free(free(part, number))
         if cutlass.const_expr(self.values):
             line = line_in(scope.buffers.v, part * PIECE_BYTES)
-            first = scope.work.half * (COLUMNS * 2)
+            first = scope.work.sharer * (COLUMNS * 2)
             for panel in cutlass.range_constexpr(HALF):
                 copy_panel(intake, scope, places, line, panel, first + panel * LINE_BYTES)
         else:
@@ -129,7 +128,7 @@ class Copy:
         piece: of V. For Q K^T there is one, the CTA's own.
         """
         lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx() - self.role.first_warp
-        half = Int32(piece) if cutlass.const_expr(self.values) else scope.work.half
+        half = Int32(piece) if cutlass.const_expr(self.values) else scope.work.sharer
         row = half * OWN_KEYS + warp * SPREAD.rows + lane // SPREAD.lanes
         first, count = keys_of_tile(intake, scope, number)
         count = count if number < end else Int32(0)

@@ -11,7 +11,8 @@ from kernelkit.device.warp_mma import pack
 from mla.attention.formats import LATENT
 from mla.attention.shared.collect import angles, collect, end_of, factors_of
 from mla.attention.shared.mailbox import Mailbox, send, senders_of
-from mla.attention.sm100.args import Buffers, Lane, Scope, Sums, Work
+from mla.attention.shared.work import Work
+from mla.attention.sm100.args import Buffers, Lane, Scope, Sums
 from mla.attention.sm100.plan import COLUMNS, Plan100
 
 CHUNK = 32  # columns in registers at a time
@@ -36,7 +37,7 @@ def finish(plan: Plan100, scope: Scope, lane: Lane, sums: Sums) -> None:
 def mailbox_of(plan: Plan100, work: Work, buffers: Buffers) -> Mailbox:
     """Return the mailbox of this CTA."""
     senders = senders_of(plan.mail, work.active, work.part)
-    return Mailbox(buffers.mail, buffers.sent, buffers.mail_full, work.rank, work.half, senders)
+    return Mailbox(buffers.mail, buffers.sent, buffers.mail_full, work.rank, work.sharer, senders)
 
 
 @cute.jit

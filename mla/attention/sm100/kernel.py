@@ -1,8 +1,7 @@
 """Attention to latent keys on Blackwell: host entry, prologue, dispatch of the warps.
 
-Read `plan.py` first (roles, buffers, barriers), then this file, `walk.py` (the work of a CTA),
-`load.py` or `copy.py`, `mma.py`, `softmax.py`, and `finish.py`; the exchange of a cluster is in
-`../shared/`.
+Read `plan.py` first (roles, buffers, barriers), then this file, `load.py` or `copy.py`, `mma.py`,
+`softmax.py`, and `finish.py`; the work of a CTA and the exchange of a cluster are in `../shared/`.
 """
 
 import cutlass
@@ -21,16 +20,17 @@ from kernelkit.device.tmem import order_after_wait, order_before_signal
 from kernelkit.plan import hw
 from mla.attention.config import LatentConfig
 from mla.attention.kernel_arguments import KernelArguments
+from mla.attention.shared.intake import PANEL, PANEL_BYTES
 from mla.attention.shared.mailbox import open_mailbox
+from mla.attention.shared.work import locate
 from mla.attention.signature import example_arguments
 from mla.attention.sm100.args import Buffers, Pipes, Scope
 from mla.attention.sm100.copy import Copy
 from mla.attention.sm100.finish import mailbox_of
 from mla.attention.sm100.load import LoadK, LoadV, k_box, q_box
 from mla.attention.sm100.mma import Mma
-from mla.attention.sm100.plan import PAIR, PANEL, PANEL_BYTES, ROWS, Plan100
+from mla.attention.sm100.plan import PAIR, ROWS, Plan100
 from mla.attention.sm100.softmax import Softmax
-from mla.attention.sm100.walk import locate
 
 TWO = tcgen05.CtaGroup.TWO
 ROWS_FIRST = (2, 3, 1, 0)  # [N, T, H, D] seen as (H, D, T, N)
@@ -82,7 +82,7 @@ class LatentSm100:
         last_v: TmaTensor | None,
         given: KernelArguments,
     ) -> None:
-        """Run a CTA, see `walk.py` for its work."""
+        """Run a CTA, see `../shared/work.py` for its work."""
         plan = self.plan
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = SmemAllocator().allocate(plan.smem.bytes, byte_alignment=hw.SMEM_SWIZZLE_ALIGN)
@@ -90,7 +90,8 @@ class LatentSm100:
         tmem_base = buffer_at(plan.smem, smem, "tmem_base", Int32)
         if cutlass.const_expr(self.config.pdl):
             cute.arch.griddepcontrol_wait()
-        work = locate(plan, given)
+        place, _, _ = cute.arch.block_idx()
+        work = locate(plan, given, place)
         thread, _, _ = cute.arch.thread_idx()
         if thread == 0:
             if cutlass.const_expr(self.config.cluster > 1):

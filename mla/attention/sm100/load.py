@@ -13,18 +13,15 @@ from kernelkit.device.pipelines import consumer_state_at, producer_state_at
 from kernelkit.device.shared_words import store
 from kernelkit.device.umma import shared
 from kernelkit.plan import hw
-from mla.attention.sm90.args import Key
-from mla.attention.sm90.load import partition_box, place_of
+from mla.attention.shared.intake import HALF, PANEL, PANEL_BYTES
+from mla.attention.shared.pages import Key, partition_box, place_of
 from mla.attention.sm100.args import Scope
 from mla.attention.sm100.finish import mailbox_of
 from mla.attention.sm100.plan import (
     COLUMNS,
-    HALF,
     KEYS,
     OWN_KEYS,
     PAIR,
-    PANEL,
-    PANEL_BYTES,
     PIECE_BYTES,
     PIECES,
     S_STAGES,
@@ -61,7 +58,7 @@ def make_boxes(keys: int, box: Box) -> Boxes:
 def find(plan: Plan100, scope: Scope, box: Box, first: Int32, boxes: Boxes) -> None:
     """Find the rows and pages of the boxes from key `first` on."""
     for part in cutlass.range_constexpr(cute.size(boxes.rows)):
-        boxes.rows[part], boxes.pages[part] = place_of(plan, scope, first + part * box.rows)
+        boxes.rows[part], boxes.pages[part] = place_of(plan.config, scope, first + part * box.rows)
 
 
 class LoadK:
@@ -93,7 +90,7 @@ class LoadK:
             self.plan.config.cluster,
         )
         box, barrier = q_box(plan), scope.pipes.q.barrier(Int32(0))
-        mask = Int32(sum(1 << (rank * PAIR) for rank in range(cluster))) << work.half
+        mask = Int32(sum(1 << (rank * PAIR) for rank in range(cluster))) << work.sharer
         scope.pipes.q.signal(Int32(0))
         for panel in cutlass.range_constexpr(plan.panels):
             if panel % cluster == work.rank:
@@ -114,7 +111,7 @@ class LoadK:
         plan, ring, work = self.plan, scope.pipes.k, scope.work
         box, groups = k_box(plan), plan.groups
         now, boxes = make_boxes(OWN_KEYS, box), make_boxes(OWN_KEYS, box)
-        begin = work.begin * KEYS + work.half * OWN_KEYS
+        begin = work.begin * KEYS + work.sharer * OWN_KEYS
         find(plan, scope, box, begin, boxes)
         for number in cutlass.range(work.count, unroll=1):
             now.rows.store(boxes.rows.load())
@@ -176,7 +173,7 @@ class LoadV:
         own = Boxes(*(part_of(each, piece * count, count) for each in (boxes.rows, boxes.pages)))
         for panel in cutlass.range_constexpr(HALF):
             target = scope.buffers.v + piece * PIECE_ITEMS + panel * PANEL_ITEMS
-            column = scope.work.half * COLUMNS + panel * PANEL
+            column = scope.work.sharer * COLUMNS + panel * PANEL
             load_panel(tma, box, own, column, target, barrier)
 
     @cute.jit

@@ -13,16 +13,14 @@ from cutlass.pipeline import PipelineState
 from kernelkit.device import tmem
 from kernelkit.device.pipelines import consumer_state_at, in_leader, producer_state_at
 from kernelkit.device.umma import Step, bf16_instruction, issue_run, operand_at
+from mla.attention.shared.intake import HALF, LINE_BYTES, PANEL, PANEL_BYTES
 from mla.attention.sm100.args import Scope
 from mla.attention.sm100.finish import mailbox_of
 from mla.attention.sm100.plan import (
-    HALF,
     KEYS,
     LANE_COLUMNS,
     OWN_KEYS,
     PAIR,
-    PANEL,
-    PANEL_BYTES,
     PIECE_BYTES,
     PIECES,
     PRODUCTS,
@@ -34,8 +32,7 @@ from mla.attention.sm100.plan import (
 
 QK = bf16_instruction(PAIR * ROWS, KEYS, True)
 PV = bf16_instruction(PAIR * ROWS, PV_COLUMNS, False)
-LINE = PANEL * 2  # bytes of a row of a panel
-EIGHT = 8 * LINE
+EIGHT = 8 * LINE_BYTES
 STEP = 16  # K of an MMA: columns of Q, or keys
 
 
@@ -55,7 +52,7 @@ def pv_steps(piece: int) -> tuple[Step, ...]:
     for product in range(PRODUCTS):
         for part in range(OWN_KEYS // STEP):
             weights = piece * PANEL_BYTES + part * STEP * 2
-            values = piece * PIECE_BYTES + part * STEP * LINE
+            values = piece * PIECE_BYTES + part * STEP * LINE_BYTES
             values += product * (HALF // PRODUCTS) * PANEL_BYTES
             first = piece + part == 0
             steps.append(Step(product * LANE_COLUMNS, weights, values, None if first else True))

@@ -24,6 +24,7 @@ from kernelkit.plan.tmem import TmemPlan, TmemRange
 from kernelkit.plan.warps import Role, RolePlan
 from mla.attention.config import MAX_CLUSTER, LatentConfig
 from mla.attention.formats import LATENT
+from mla.attention.shared.intake import HALF, PANEL, PANEL_BYTES
 from mla.attention.shared.mail import MailPlan
 from mla.attention.tiles import RowTiles, row_tiles
 
@@ -31,9 +32,6 @@ PAIR = 2
 ROWS = 64  # of a CTA
 KEYS = 128  # of a tile
 OWN_KEYS = KEYS // PAIR  # for Q K^T
-PANEL = 64  # columns of a panel: 128 bytes
-PANEL_BYTES = OWN_KEYS * PANEL * 2  # also of 64 rows of Q or P
-HALF = LATENT // PANEL // PAIR  # panels of half of the columns
 PV_COLUMNS = 256  # N of P V
 PRODUCTS = LATENT // PV_COLUMNS
 LANE_COLUMNS = PV_COLUMNS // PAIR  # of a product in a lane, and in a CTA's V
@@ -52,6 +50,8 @@ class Plan100:
     config: LatentConfig
 
     keys = KEYS  # of a tile
+    most_rows = ROWS  # of a row tile
+    sharers = PAIR  # neighbouring row tiles that share tiles of keys
 
     @cached_property
     def tiles(self) -> RowTiles:

@@ -23,9 +23,10 @@ from kernelkit.device.pipelines import consumer_state_at
 from kernelkit.device.shared_words import load, store
 from kernelkit.device.warp_mma import pack
 from mla.attention.shared.collect import key_scale
+from mla.attention.shared.intake import LINE_BYTES, PANEL_BYTES
 from mla.attention.sm100.args import Lane, Scope, Sums
 from mla.attention.sm100.finish import finish
-from mla.attention.sm100.plan import KEYS, OWN_KEYS, PANEL, PANEL_BYTES, S_STAGES, Plan100
+from mla.attention.sm100.plan import KEYS, OWN_KEYS, S_STAGES, Plan100
 from mla.attention.sm100.rows import of_other_half
 from mla.attention.sm100.walk import lane_of
 
@@ -134,8 +135,8 @@ class Softmax:
     @cute.jit
     def store_weights(self, scope: Scope, lane: Lane, words: cute.Tensor) -> None:
         """Store half a row of P, a line of 128 bytes, swizzled for the tensor core."""
-        line = scope.buffers.p.toint() + lane.half * PANEL_BYTES + lane.row * (PANEL * 2)
-        for unit in cutlass.range_constexpr(PANEL * 2 // UNIT):
+        line = scope.buffers.p.toint() + lane.half * PANEL_BYTES + lane.row * LINE_BYTES
+        for unit in cutlass.range_constexpr(LINE_BYTES // UNIT):
             four = tuple(words[4 * unit + k] for k in range(4))
             store(line + (unit ^ lane.row % 8) * UNIT, Uint32, four)
         cute.arch.fence_proxy("async.shared", space="cta")

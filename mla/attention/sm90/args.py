@@ -8,28 +8,7 @@ from cutlass import Boolean, Int32
 from kernelkit.device.boxes import TmaTensor
 from kernelkit.device.pipelines import Event, Ring
 from mla.attention.kernel_arguments import KernelArguments
-
-
-@dataclass(frozen=True)
-class Work:
-    """Query rows and keys of a CTA.
-
-    Tiles of keys are numbered over the sources, those of `extra` after those of `keys`.
-    """
-
-    entry: Int32
-    tile: Int32  # of the entry's rows
-    token: Int32  # first token of the tile
-    head: Int32  # first head of the tile
-    keys: Int32  # keys of the first source that any row of the entry sees
-    extra: Int32  # keys of the second source
-    own_tiles: Int32  # tiles of the first source that a row of this tile sees
-    begin: Int32  # first tile of this CTA
-    count: Int32  # its tiles
-    active: Int32  # CTAs of all clusters that have tiles
-    part: Int32  # cluster
-    rank: Int32  # among the CTAs of the cluster that share the row tile
-    sharer: Int32  # which of the row tiles of the cluster
+from mla.attention.shared.work import Work
 
 
 @dataclass(frozen=True)
@@ -77,15 +56,6 @@ class Scope:
 
 
 @dataclass(frozen=True)
-class Key:
-    """Place of a key in a paged cache, and the first column of a box of it."""
-
-    row: Int32
-    page: Int32
-    column: Int32 | int
-
-
-@dataclass(frozen=True)
 class Lane:
     """Position of a thread: the two rows of its accumulators."""
 
@@ -95,40 +65,6 @@ class Lane:
     column: Int32  # first column, then every 8 columns
     real: tuple[Boolean, Boolean]  # whether the rows have a head and a token
     ends: tuple[Int32, Int32]  # keys of the first source before them are visible
-
-
-@dataclass(frozen=True)
-class Numbers:
-    """Numbers of the entries of a tile, -1 for what is none: Int32 tensors in registers."""
-
-    own: cute.Tensor  # (entry,), of this lane
-    every: cute.Tensor  # (2,), of keys `lane` and `lane + 32`; in the warp that marks
-
-
-@dataclass(frozen=True)
-class Entries:
-    """Entries of the cache that a gathering lane has of a tile: Uint32 tensors in registers."""
-
-    places: cute.Tensor  # (entry,), begin of the data in units of 16 bytes, or NOWHERE
-    scales: cute.Tensor  # (word, entry), see `entries.fetch_scales`
-    found: cute.Tensor  # (2,), a bit for each key of the tile; in the warp that marks
-
-
-@dataclass(frozen=True)
-class Held:
-    """What a gathering lane holds of half a tile: Uint32 tensors in registers."""
-
-    half: cute.Tensor  # (word, chunk, entry)
-    rest: cute.Tensor  # (word, chunk, entry), of the panel beside the halves
-
-
-@dataclass(frozen=True)
-class Target:
-    """Where a lane stores its units, in this CTA, and in the one that it crosses with."""
-
-    units: tuple[Int32, ...]  # addresses of a chunk's units in the first panel and turn
-    peer: Int32  # distance to the same address in the other CTA's shared memory
-    full: Int32  # mbarrier of the piece in the other CTA
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ from kernelkit.device.barriers import meet
 from kernelkit.device.shared_words import store
 from kernelkit.device.warp_mma import pack, store_fragment
 from mla.attention.shared.collect import angles, collect, end_of, factors_of, place_of
+from mla.attention.shared.intake import HALF, PANEL
 from mla.attention.shared.mailbox import Mailbox, send, senders_of
 from mla.attention.sm90.args import Lane, Reference, Scope
-from mla.attention.sm90.plan import HALF, PANEL, ROWS, TEAMS, Plan90
+from mla.attention.sm90.plan import ROWS, TEAMS, Plan90
 from mla.attention.sm90.products import COLUMNS
 
 MAXIMA, SUMS = 0, 1  # numbers of rows in shared memory

@@ -19,28 +19,11 @@ from cutlass import Int32
 
 from kernelkit.device.pipelines import Ring
 from kernelkit.plan import hw
-from mla.attention.sm90.args import Entries, Held, Numbers, Scope, Target
-from mla.attention.sm90.entries import (
-    first_row,
-    look_up,
-    make_entries,
-    make_numbers,
-    mark,
-    resolve,
-    same_entries,
-    source_of,
-    take_over,
-)
-from mla.attention.sm90.plan import (
-    BUFFER_BYTES,
-    BUFFERS,
-    HALF,
-    PANEL_BYTES,
-    PANELS,
-    Plan90,
-)
-from mla.attention.sm90.units import (
-    LINE_BYTES,
+from mla.attention.shared.entries import same_entries, source_of
+from mla.attention.shared.intake import HALF, LINE_BYTES, PANEL_BYTES, PANELS
+from mla.attention.shared.units import (
+    Held,
+    Target,
     copy_panel,
     copy_wide,
     fetch_chunk,
@@ -51,6 +34,19 @@ from mla.attention.sm90.units import (
     store_rest,
     units_at,
 )
+from mla.attention.sm90.args import Scope
+from mla.attention.sm90.entries import (
+    Entries,
+    Numbers,
+    first_row,
+    look_up,
+    make_entries,
+    make_numbers,
+    mark,
+    resolve,
+    take_over,
+)
+from mla.attention.sm90.plan import BUFFER_BYTES, BUFFERS, Plan90
 from mla.attention.sm90.walk import after, free_state, steps_of, unit_of
 
 

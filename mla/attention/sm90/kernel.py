@@ -1,8 +1,8 @@
 """Attention to latent keys on Hopper: host entry, prologue, dispatch of the warps.
 
-Read `plan.py` first (roles, buffers, barriers), then this file, `walk.py` (the work of a CTA),
-`load.py` or `gather.py` with `entries.py` and `units.py`, `math.py`, and `finish.py`; the exchange
-of a cluster is in `../shared/`.
+Read `plan.py` first (roles, buffers, barriers), then this file, `walk.py`, `load.py` or `gather.py`
+with `entries.py`, `math.py`, and `finish.py`; the work of a CTA, the conversion of entries and the
+exchange of a cluster are in `../shared/`.
 """
 
 import cutlass
@@ -21,6 +21,7 @@ from kernelkit.device.shared_words import store
 from kernelkit.plan import hw
 from mla.attention.config import LatentConfig
 from mla.attention.kernel_arguments import KernelArguments
+from mla.attention.shared.intake import PANEL
 from mla.attention.shared.mailbox import open_mailbox
 from mla.attention.signature import example_arguments
 from mla.attention.sm90.args import Buffers, Past, Pipes, Scope
@@ -28,8 +29,8 @@ from mla.attention.sm90.finish import mailbox_of
 from mla.attention.sm90.gather import Gather
 from mla.attention.sm90.load import LoadHalf, k_box, load_q, q_box
 from mla.attention.sm90.math import Math
-from mla.attention.sm90.plan import PANEL, ROWS, Plan90
-from mla.attention.sm90.walk import locate
+from mla.attention.sm90.plan import ROWS, Plan90
+from mla.attention.sm90.walk import work_of
 
 ROWS_FIRST = (2, 3, 1, 0)  # [N, T, H, D] seen as (H, D, T, N)
 
@@ -78,7 +79,7 @@ class LatentSm90:
 
     @cute.kernel
     def kernel(self, q: TmaTensor, k: TmaTensor | None, given: KernelArguments) -> None:
-        """Run a CTA, see `walk.py` for its work."""
+        """Run a CTA, see `../shared/work.py` for its work."""
         plan = self.plan
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = SmemAllocator().allocate(plan.smem.bytes, byte_alignment=hw.SMEM_SWIZZLE_ALIGN)
@@ -87,7 +88,7 @@ class LatentSm90:
         if cutlass.const_expr(self.config.pdl):
             cute.arch.griddepcontrol_wait()
         past = Past((Int32(0), Int32(0)), Int32(0))
-        scope = Scope(q, k, given, locate(plan, given, Int32(0)), past, buffers, pipes)
+        scope = Scope(q, k, given, work_of(plan, given, Int32(0)), past, buffers, pipes)
         thread, _, _ = cute.arch.thread_idx()
         if thread == 0:
             cute.arch.mbarrier_init(buffers.q_full, 1)

@@ -8,12 +8,14 @@ from cutlass import BFloat16, Int32, Uint16, Uint32
 from cutlass.cute.nvgpu import cpasync
 
 from kernelkit.device.barriers import meet
-from kernelkit.device.boxes import Box, BoxPosition, TmaTensor, copy_in
+from kernelkit.device.boxes import Box, BoxPosition, copy_in
 from kernelkit.device.pipelines import Ring
 from kernelkit.device.shared_words import store
 from kernelkit.device.umma import shared
-from mla.attention.sm90.args import Key, Scope
-from mla.attention.sm90.plan import BUFFERS, KEYS, PANEL, ROWS, Plan90
+from mla.attention.shared.intake import PANEL
+from mla.attention.shared.pages import Key, partition_box, place_of
+from mla.attention.sm90.args import Scope
+from mla.attention.sm90.plan import BUFFERS, KEYS, ROWS, Plan90
 from mla.attention.sm90.products import buffer_start
 from mla.attention.sm90.walk import after, free_state, steps_of, unit_of
 
@@ -112,7 +114,7 @@ class LoadHalf:
         plan, box = self.plan, k_box(self.plan)
         panels, sharers = plan.piece_panels(buffer, self.right), plan.config.sharers
         first = (scope.work.begin + number) * KEYS
-        row, page = place_of(plan, scope, first)  # while the buffer is still in use
+        row, page = place_of(plan.config, scope, first)  # while the buffer is still in use
         state = free_state(scope, number)
         ring.wait_free(state)
         if cutlass.const_expr(not self.right):
@@ -120,7 +122,7 @@ class LoadHalf:
         ring.signal_bytes(state.index, KEYS * PANEL * 2 * len(panels))
         for part in cutlass.range(KEYS // box.rows, unroll=1):
             if part > 0:
-                row, page = place_of(plan, scope, first + part * box.rows)
+                row, page = place_of(plan.config, scope, first + part * box.rows)
             for sharer in cutlass.range_constexpr(sharers):
                 if scope.work.sharer == sharer:
                     for panel in panels[sharer::sharers]:
@@ -140,7 +142,7 @@ class LoadHalf:
         for part in cutlass.range_constexpr(KEYS // box.rows):
             key = first + part * box.rows
             if cutlass.const_expr(part > 0):
-                _, page = place_of(self.plan, scope, key)
+                _, page = place_of(self.plan.config, scope, key)
             there = (page >= 0 and page < pages) or key >= scope.work.keys
             for half in cutlass.range_constexpr(2):
                 bits = bits_of_part(part, box.rows, half)
@@ -170,29 +172,3 @@ class LoadHalf:
 def bits_of_part(part: int, rows: int, half: int) -> int:
     """Return the bits of a box's keys within half a tile."""
     return ((1 << rows) - 1) << (part * rows) >> (half * KEYS // 2) & 0xFFFFFFFF
-
-
-@cute.jit
-def place_of(plan: Plan90, scope: Scope, key: Int32) -> tuple[Int32, Int32]:
-    """Return (row, page) of a key. Past the last key the page does not exist: zeros arrive."""
-    rows, source = plan.config.keys.rows, scope.given.keys
-    page = Int32(source.store.shape[0])
-    if key < scope.work.keys:
-        page = Int32(source.places[scope.work.entry, key // rows])
-    return key % rows, page
-
-
-@cute.jit
-def partition_box(
-    source: TmaTensor, box: Box, position: Key, target: cute.Tensor
-) -> tuple[cute.Tensor, cute.Tensor]:
-    """Return the views of one box for a TMA copy, in shared and in global memory."""
-    moved = cute.domain_offset((position.row, position.column, 0), source.tensor)
-    tile = cute.local_tile(moved, (box.rows, box.columns), (0, 0, position.page))
-    return cpasync.tma_partition(
-        source.atom,
-        0,
-        cute.make_layout(1),
-        cute.group_modes(target, 0, 2),
-        cute.group_modes(tile, 0, 2),
-    )

@@ -22,10 +22,11 @@ from kernelkit.device.shared_words import load
 from kernelkit.device.warp_mma import pack
 from kernelkit.plan import hw
 from mla.attention.shared.collect import key_scale
+from mla.attention.shared.intake import PANEL, PANELS
 from mla.attention.sm90.args import Lane, Reference, Scope
 from mla.attention.sm90.finish import MAXIMA, finish, mailbox_of, published, sums_of_both
 from mla.attention.sm90.load import load_q
-from mla.attention.sm90.plan import BUFFERS, KEYS, PANEL, PANELS, TEAMS, Plan90
+from mla.attention.sm90.plan import BUFFERS, KEYS, TEAMS, Plan90
 from mla.attention.sm90.products import (
     COLUMNS,
     accumulator,

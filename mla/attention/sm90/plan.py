@@ -21,107 +21,21 @@ from kernelkit.plan.barriers import BarrierPlan, NamedBarrier
 from kernelkit.plan.edges import Edge, EdgePlan, Signal
 from kernelkit.plan.smem import SmemBuffer, SmemPlan
 from kernelkit.plan.warps import Role, RolePlan
-from mla.attention.config import MAX_CLUSTER, Keys, LatentConfig
-from mla.attention.formats import LATENT, Form
+from mla.attention.config import MAX_CLUSTER, LatentConfig
+from mla.attention.formats import LATENT
+from mla.attention.shared.intake import HALF, PANEL, PANEL_BYTES, PANELS, Intake, Spread
 from mla.attention.shared.mail import MailPlan
 from mla.attention.tiles import RowTiles, row_tiles
 
 ROWS = 64  # M of wgmma
 KEYS = 64  # of a tile
-PANEL = 64  # columns of a panel: 128 bytes
 TEAMS = 2
 BUFFERS = 2
-PANELS = LATENT // PANEL  # of V
-HALF = PANELS // 2
-CHUNK = 16  # bytes that a gathering lane moves at a time
-PANEL_BYTES = KEYS * PANEL * 2
 BUFFER_BYTES = (PANELS + 1) * PANEL_BYTES
 # Of a thread: computing, loading; by the warpgroups that gather. With 200 registers ptxas waits
 # after every product.
 REGISTERS = {0: (216, 72), 1: (208, 88), 2: (208, 48)}
 CROSSINGS = ("", "stores", "copies")
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Division of a warp's entries among its lanes.
-
-    lanes: lanes that share an entry.
-    rows: entries of the warp.
-    """
-
-    lanes: int
-    rows: int
-
-    @property
-    def at_once(self) -> int:
-        """Entries that the warp reads at a time."""
-        return hw.WARP_THREADS // self.lanes
-
-    @property
-    def turns(self) -> int:
-        """Entries of a lane."""
-        return self.rows // self.at_once
-
-
-@dataclass(frozen=True)
-class Intake:
-    """How threads bring the entries of a source into a tile.
-
-    which: number of the source.
-    halves: halves of a tile that a warp fills.
-    """
-
-    which: int
-    keys: Keys
-    spread: Spread
-    halves: int
-    crossing: str
-
-    @property
-    def form(self) -> Form:
-        return self.keys.form
-
-    @property
-    def converts(self) -> bool:
-        """Whether entries go through registers; else cp.async brings them as they are."""
-        return bool(self.form.code or self.crossing)
-
-    @property
-    def chunks(self) -> int:
-        """Chunks of 16 bytes that a lane has of half an entry."""
-        bits = {"": 16, "e4m3": 8, "e2m1": 4}[self.form.code]
-        return HALF * PANEL * bits // 8 // CHUNK // self.spread.lanes
-
-    @property
-    def depth(self) -> int:
-        """Turns whose chunks a lane holds: fewer if more lanes hold them."""
-        return max(self.spread.turns * self.halves // 2, 1)
-
-    @property
-    def copies_wide(self) -> bool:
-        """Whether cp.async brings columns in bf16 next to codes."""
-        return bool(self.form.code and self.form.wide and not self.stores_rest)
-
-    @property
-    def stores_rest(self) -> bool:
-        """Whether a panel beside the codes goes to the other CTA by stores. P overwrites the ninth
-        panel, and so might overwrite what a bulk copy is still to read.
-        """
-        return self.crossing == "stores" or (self.crossing != "" and self.rest_panel == PANELS)
-
-    @property
-    def rest(self) -> str:
-        """Kind of the panel beside the halves that goes through registers: '', 'coded', 'wide'."""
-        if self.form.coded > LATENT:
-            return "coded"
-        beside = self.form.wide > 0 if self.form.code else self.form.columns > LATENT
-        return "wide" if self.stores_rest and beside else ""
-
-    @property
-    def rest_panel(self) -> int:
-        """Panel that is no part of the codes of the two halves."""
-        return min(self.form.coded, LATENT) // PANEL if self.form.code else PANELS
 
 
 @dataclass(frozen=True)
@@ -131,10 +45,16 @@ class Plan90:
     config: LatentConfig
 
     keys = KEYS  # of a tile
+    most_rows = ROWS  # of a row tile
 
     @cached_property
     def tiles(self) -> RowTiles:
         return row_tiles(self.config, ROWS)
+
+    @property
+    def sharers(self) -> int:
+        """Neighbouring row tiles that share tiles of keys."""
+        return self.config.sharers
 
     @cached_property
     def columns(self) -> int:

@@ -12,16 +12,8 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.utils import hopper_helpers
 
 from kernelkit.device.umma import shared
-from mla.attention.sm90.plan import (
-    BUFFER_BYTES,
-    HALF,
-    KEYS,
-    PANEL,
-    PANEL_BYTES,
-    PANELS,
-    ROWS,
-    Plan90,
-)
+from mla.attention.shared.intake import HALF, PANEL, PANEL_BYTES, PANELS
+from mla.attention.sm90.plan import BUFFER_BYTES, KEYS, ROWS, Plan90
 
 K, MN = OperandMajorMode.K, OperandMajorMode.MN
 STEPS = PANEL // 16  # k steps of a panel

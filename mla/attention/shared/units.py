@@ -6,6 +6,8 @@ unit of their chunks never meet in a bank. Lanes of e2m1 have two panels, and th
 one begin with another unit; so do lanes of odd rows that move bf16, a panel as two chunks.
 """
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32
@@ -15,8 +17,7 @@ from kernelkit.device.warp_mma import copy_chunk
 from kernelkit.device.words import four_words_if
 from mla.attention.formats import LATENT
 from mla.attention.kernel_arguments import Source
-from mla.attention.sm90.args import Entries, Held, Target
-from mla.attention.sm90.dequantise import (
+from mla.attention.shared.dequantise import (
     Scale,
     exact_scale,
     from_e4m3,
@@ -25,11 +26,27 @@ from mla.attention.sm90.dequantise import (
     scaled_e4m3,
     split_scale,
 )
-from mla.attention.sm90.entries import NOWHERE, data_of
-from mla.attention.sm90.plan import CHUNK, HALF, PANEL, PANEL_BYTES, Intake
+from mla.attention.shared.entries import NOWHERE, Entries, data_of
+from mla.attention.shared.intake import CHUNK, HALF, LINE_BYTES, PANEL, PANEL_BYTES, Intake
 
 LANES = 4
-LINE_BYTES = PANEL * 2  # of a panel
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a gathering lane holds of half a tile: Uint32 tensors in registers."""
+
+    half: cute.Tensor  # (word, chunk, entry)
+    rest: cute.Tensor  # (word, chunk, entry), of the panel beside the halves
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a lane stores its units, in this CTA, and in the one that it crosses with."""
+
+    units: tuple[Int32, ...]  # addresses of a chunk's units in the first panel and turn
+    peer: Int32  # distance to the same address in the other CTA's shared memory
+    full: Int32  # mbarrier of the piece in the other CTA
 
 
 def make_held(intake: Intake) -> Held:

@@ -1,0 +1,103 @@
+"""How threads bring entries of the cache into panels of K and V. Plain data.
+
+A panel has 64 columns of 64 keys in bf16, lines of 128 bytes that are swizzled as TMA does. V has
+eight panels, in two halves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernelkit.plan import hw
+from mla.attention.config import Keys
+from mla.attention.formats import LATENT, Form
+
+PANEL = 64  # columns of a panel
+PANEL_KEYS = 64
+LINE_BYTES = PANEL * 2
+PANEL_BYTES = PANEL_KEYS * LINE_BYTES
+PANELS = LATENT // PANEL  # of V
+HALF = PANELS // 2
+CHUNK = 16  # bytes that a gathering lane moves at a time
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Division of a warp's entries among its lanes.
+
+    lanes: lanes that share an entry.
+    rows: entries of the warp.
+    """
+
+    lanes: int
+    rows: int
+
+    @property
+    def at_once(self) -> int:
+        """Entries that the warp reads at a time."""
+        return hw.WARP_THREADS // self.lanes
+
+    @property
+    def turns(self) -> int:
+        """Entries of a lane."""
+        return self.rows // self.at_once
+
+
+@dataclass(frozen=True)
+class Intake:
+    """How threads bring the entries of a source into a tile.
+
+    which: number of the source.
+    halves: halves of a tile that a warp fills.
+    """
+
+    which: int
+    keys: Keys
+    spread: Spread
+    halves: int
+    crossing: str
+
+    @property
+    def form(self) -> Form:
+        return self.keys.form
+
+    @property
+    def converts(self) -> bool:
+        """Whether entries go through registers; else cp.async brings them as they are."""
+        return bool(self.form.code or self.crossing)
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of 16 bytes that a lane has of half an entry."""
+        bits = {"": 16, "e4m3": 8, "e2m1": 4}[self.form.code]
+        return HALF * PANEL * bits // 8 // CHUNK // self.spread.lanes
+
+    @property
+    def depth(self) -> int:
+        """Turns whose chunks a lane holds: fewer if more lanes hold them."""
+        return max(self.spread.turns * self.halves // 2, 1)
+
+    @property
+    def copies_wide(self) -> bool:
+        """Whether cp.async brings columns in bf16 next to codes."""
+        return bool(self.form.code and self.form.wide and not self.stores_rest)
+
+    @property
+    def stores_rest(self) -> bool:
+        """Whether a panel beside the codes goes to the other CTA by stores. P overwrites the ninth
+        panel, and so might overwrite what a bulk copy is still to read.
+        """
+        return self.crossing == "stores" or (self.crossing != "" and self.rest_panel == PANELS)
+
+    @property
+    def rest(self) -> str:
+        """Kind of the panel beside the halves that goes through registers: '', 'coded', 'wide'."""
+        if self.form.coded > LATENT:
+            return "coded"
+        beside = self.form.wide > 0 if self.form.code else self.form.columns > LATENT
+        return "wide" if self.stores_rest and beside else ""
+
+    @property
+    def rest_panel(self) -> int:
+        """Panel that is no part of the codes of the two halves."""
+        return min(self.form.coded, LATENT) // PANEL if self.form.code else PANELS
