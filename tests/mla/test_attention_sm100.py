@@ -9,10 +9,10 @@ import pytest
 from kernelkit.plan import hw
 from lab.problems.attention import same_bits
 from lab.problems.latent import Cache, Dense, Sparse
-from mla import decode, decode_plan, sparse_decode
+from mla import decode, decode_plan, sparse_decode, sparse_prefill
 from mla.attention.choose import UMMA, WARP, kernel_of
 from mla.attention.config import Keys, LatentConfig
-from mla.attention.sm100 import copy, kernel, load, softmax
+from mla.attention.sm100 import copy, gather4, kernel, load, softmax
 from mla.attention.sm100.plan import Plan100
 from tests.mla.latent_cases import ADVERSARIAL, CHECKED, RANDOM, check
 
@@ -28,8 +28,13 @@ def umma(cluster: int = 1, parts: int = 1) -> tuple:
 
 QUICK = (
     Dense(heads=20, tokens=2, page=16, lens=(61, 333, 0), sinks=True, options=umma(2)),
-    Sparse(heads=12, cache=Cache("bf16_512", 32, 150, counts=(150, 1, 0)),
-           extra=Cache("bf16_512", 5, 40), rope=True, sinks=True, options=umma(1, 2)),
+    Sparse(heads=12, cache=Cache("bf16_512", 32, 150, counts=(150, 1, 0), spare=0),
+           extra=Cache("bf16_512", 5, 40, wide=False, spare=0), rope=True, sinks=True,
+           options=umma(1, 2)),
+)  # fmt: skip
+COPIED = Sparse(
+    heads=12, cache=Cache("bf16_512", 32, 150, counts=(150, 1, 0)), extra=Cache("bf16_512", 5, 40),
+    rope=True, sinks=True, options=umma(1, 2),
 )  # fmt: skip
 MATRIX = (
     Dense(heads=16, page=1, lens=(1, 35, 0, 264), options=umma()),
@@ -43,10 +48,19 @@ MATRIX = (
     Dense(heads=1, page=64, lens=(650,), sinks=True, options=umma(5)),
     Dense(heads=100, tokens=3, page=16, lens=(300, 129), options=umma()),
     Sparse(heads=16, cache=Cache("tensor", 16, 265, counts=(265, 0, 3)), options=umma(2)),
-    Sparse(heads=128, tokens=2, cache=Cache("bf16_512", 16, 300),
+    Sparse(heads=128, tokens=2, cache=Cache("bf16_512", 16, 300, spare=0),
            extra=Cache("bf16_512", 8, 164), sinks=True, rope=True, options=umma(3)),
+    Sparse(heads=64, tokens=4, batch=2, cache=Cache("bf16_576", 16, 296, spare=0), options=umma()),
+    Sparse(heads=1, tokens=1, cache=Cache("bf16_576", 4, 1, spare=0), options=umma(2)),
+)  # fmt: skip
+SWEEP = (
+    COPIED,
     Sparse(heads=64, tokens=4, batch=2, cache=Cache("bf16_576", 16, 296), options=umma()),
-    Sparse(heads=1, tokens=1, cache=Cache("bf16_576", 4, 1), options=umma(2)),
+    Sparse(heads=128, tokens=2, sinks=True, options=umma(3),
+           cache=Cache("bf16_576", 1, 700, counts=(700, 129), pages=90, spare=0),
+           extra=Cache("bf16_576", 8, 164, counts=(0, 130), spare=0)),
+    Sparse(heads=20, tokens=3, cache=Cache("bf16_512", 64, 129, wide=False, spare=0),
+           options=umma(2, 2)),
 )  # fmt: skip
 
 
@@ -58,6 +72,18 @@ def test_attention_is_right(case):
 @pytest.mark.parametrize("case", MATRIX, ids=str)
 def test_every_kind_of_attention(case):
     check(case, BLACKWELL, CHECKED)
+
+
+@pytest.mark.parametrize("case", SWEEP, ids=str)
+def test_every_kind_of_entries(case):
+    check(case, BLACKWELL, CHECKED, ADVERSARIAL, RANDOM)
+
+
+@pytest.mark.parametrize("record", ["bf16_576", "bf16_512"])
+def test_prefill_fetches_entries(record):
+    cache = Cache(record, 16, 270, counts=(270, 0, 128, 3), wide=False, spare=0)
+    case = Sparse(heads=128, tokens=4, cache=cache, options=(("kernel", "umma"),))
+    check(case, BLACKWELL, CHECKED, function=sparse_prefill)
 
 
 def test_an_entry_does_not_know_its_batch():
@@ -106,13 +132,20 @@ def test_codes_are_refused_by_name():
 def test_plans_fit():
     """Shared memory has room for one tile of K and of V beside Q and P, for both widths."""
     for record in ("bf16_576", "bf16_512"):
-        for listed in (False, True):
-            plan = Plan100(LatentConfig(keys=Keys(record, 64, listed=listed), cluster=8))
+        for rows, listed, ways in (
+            (64, False, (True, False, False)),
+            (64, True, (False, False, True)),
+            (1, True, (False, True, False)),
+        ):
+            plan = Plan100(LatentConfig(keys=Keys(record, rows, listed=listed), cluster=8))
             plan.check()
             assert plan.smem.bytes <= hw.SMEM_BYTES_PER_CTA
+            assert (plan.by_tma, plan.gathers, plan.copies) == ways
 
 
 TRAPS = {
+    "marks of fetched entries": (gather4, "Gather", ("_sync(own >= 0)", "_sync(own >= -1)")),
+    "a free stage": (gather4, "Gather", ("ring.wait_free(free(part, number))", "pass")),
     "marks": (copy, "Copy", ("vote_ballot_sync(found >= 0)", "vote_ballot_sync(found >= -1)")),
     "values past the end": (load, "LoadV", ("if first + key >= scope.work.keys", "if key < 0")),
     "rescaling": (softmax, "Softmax", ("part.store(part.load() * factor)", "pass")),
@@ -124,6 +157,6 @@ TRAPS = {
 def test_a_kernel_without_its_cure_is_noticed(changed, trap):
     module, name, replacement = TRAPS[trap]
     changed(module, [kernel], name, replacement)
-    case = QUICK[1] if trap == "marks" else replace(QUICK[0], amplitude=6.0)
+    case = {copy: COPIED, gather4: QUICK[1]}.get(module, replace(QUICK[0], amplitude=6.0))
     with pytest.raises(Exception, match=r"."):
         check(case, BLACKWELL, CHECKED, ADVERSARIAL)
