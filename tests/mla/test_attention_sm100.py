@@ -9,7 +9,7 @@ import pytest
 from kernelkit.plan import hw
 from lab.problems.attention import same_bits
 from lab.problems.latent import Cache, Dense, Sparse
-from mla import decode, decode_plan, sparse_decode, sparse_prefill
+from mla import decode, decode_plan, sparse_prefill
 from mla.attention.choose import UMMA, WARP, kernel_of
 from mla.attention.config import Keys, LatentConfig
 from mla.attention.sm100 import copy, gather4, kernel, load, softmax
@@ -31,10 +31,25 @@ QUICK = (
     Sparse(heads=12, cache=Cache("bf16_512", 32, 150, counts=(150, 1, 0), spare=0),
            extra=Cache("bf16_512", 5, 40, wide=False, spare=0), rope=True, sinks=True,
            options=umma(1, 2)),
+    Sparse(heads=6, tokens=2, cache=Cache("fp8_584", 32, 140, counts=(140, 1)),
+           extra=Cache("fp4_288", 5, 20), rope=True, sinks=True, options=umma(2)),
 )  # fmt: skip
 COPIED = Sparse(
     heads=12, cache=Cache("bf16_512", 32, 150, counts=(150, 1, 0)), extra=Cache("bf16_512", 5, 40),
     rope=True, sinks=True, options=umma(1, 2),
+)  # fmt: skip
+CODED = (
+    Sparse(heads=128, cache=Cache("fp8_656", 64, 290), options=umma()),
+    Sparse(heads=128, tokens=2, cache=Cache("bf16_512", 16, 300),
+           extra=Cache("fp8_584", 8, 164), sinks=True, rope=True, options=umma(3)),
+    Dense(heads=100, tokens=3, page=7, lens=(300, 129), scaled=True, options=umma()),
+    Sparse(heads=16, cache=Cache("fp8_528", 9, 150, wide=False), rope=True, options=umma(2)),
+    Sparse(heads=66, cache=Cache("fp4_288", 16, 133), sinks=True, options=umma(1, 2)),
+    Sparse(heads=64, tokens=2, cache=Cache("fp8_528", 16, 300), extra=Cache("bf16_512", 8, 264),
+           options=umma()),
+    Sparse(heads=8, tokens=3, cache=Cache("fp8_584", 16, 300, counts=(0, 300, 129)),
+           extra=Cache("fp8_528", 8, 264, counts=(64, 0, 264)), options=umma(2, 2)),
+    Dense(heads=17, page=16, lens=(390, 5), scaled=True, sinks=True, options=umma(2)),
 )  # fmt: skip
 MATRIX = (
     Dense(heads=16, page=1, lens=(1, 35, 0, 264), options=umma()),
@@ -52,6 +67,7 @@ MATRIX = (
            extra=Cache("bf16_512", 8, 164), sinks=True, rope=True, options=umma(3)),
     Sparse(heads=64, tokens=4, batch=2, cache=Cache("bf16_576", 16, 296, spare=0), options=umma()),
     Sparse(heads=1, tokens=1, cache=Cache("bf16_576", 4, 1, spare=0), options=umma(2)),
+    *CODED,
 )  # fmt: skip
 SWEEP = (
     COPIED,
@@ -122,13 +138,6 @@ def test_codes_go_to_the_other_kernel(keys, chosen):
     assert kernel_of("auto", BLACKWELL, LatentConfig(keys=keys)) == chosen
 
 
-def test_codes_are_refused_by_name():
-    case = Sparse(heads=4, tokens=2, cache=Cache("fp8_584", 8, 40))
-    given, options = case.inputs()
-    with pytest.raises(NotImplementedError, match=r"'umma' with record fp8_584.*'warp'"):
-        sparse_decode(*given, **options | {"kernel": "umma", "arch": BLACKWELL})
-
-
 def test_plans_fit():
     """Shared memory has room for one tile of K and of V beside Q and P, for both widths."""
     for record in ("bf16_576", "bf16_512"):
@@ -146,7 +155,7 @@ def test_plans_fit():
 TRAPS = {
     "marks of fetched entries": (gather4, "Gather", ("_sync(own >= 0)", "_sync(own >= -1)")),
     "a free stage": (gather4, "Gather", ("ring.wait_free(free(part, number))", "pass")),
-    "marks": (copy, "Copy", ("vote_ballot_sync(found >= 0)", "vote_ballot_sync(found >= -1)")),
+    "a free stage of copies": (copy, "Copy", ("ring.wait_free(free(part, number))", "pass")),
     "values past the end": (load, "LoadV", ("if first + key >= scope.work.keys", "if key < 0")),
     "rescaling": (softmax, "Softmax", ("part.store(part.load() * factor)", "pass")),
     "O at rest": (softmax, "Softmax", ("pipes.o.wait(consumer_state_at(1, number - 1))", "pass")),

@@ -49,6 +49,7 @@ class Intake:
 
     which: number of the source.
     halves: halves of a tile that a warp fills.
+    whole: whether a lane holds all its chunks of a half, and so has both halves of a tile at once.
     """
 
     which: int
@@ -56,6 +57,7 @@ class Intake:
     spread: Spread
     halves: int
     crossing: str
+    whole: bool = False
 
     @property
     def form(self) -> Form:
@@ -75,7 +77,7 @@ class Intake:
     @property
     def depth(self) -> int:
         """Turns whose chunks a lane holds: fewer if more lanes hold them."""
-        return max(self.spread.turns * self.halves // 2, 1)
+        return self.spread.turns if self.whole else max(self.spread.turns * self.halves // 2, 1)
 
     @property
     def copies_wide(self) -> bool:

@@ -278,12 +278,15 @@ def unit_of_copy(line: Int32, panel: cutlass.Constexpr, turn: cutlass.Constexpr)
 def copy_panel(
     intake: cutlass.Constexpr,
     source: Source,
-    entries: Entries,
+    places: cute.Tensor,
     line: Int32,
     panel: cutlass.Constexpr,
+    begin: Int32 | int,
 ) -> None:
-    """Start cp.async of a panel of entries in bf16 where eight lanes share one."""
+    """Start cp.async of 64 columns of entries in bf16 where eight lanes share one; zeros of what is
+    no entry. begin: byte of the columns in an entry.
+    """
+    lane = cute.arch.lane_idx() % 8
     for turn in cutlass.range_constexpr(intake.spread.turns):
-        place = entries.places[turn]
-        address = data_of(source, place) + panel * LINE_BYTES + cute.arch.lane_idx() % 8 * CHUNK
-        copy_chunk(unit_of_copy(line, panel, turn), address, place != NOWHERE)
+        address = data_of(source, places[turn]) + begin + lane * CHUNK
+        copy_chunk(unit_of_copy(line, panel, turn), address, places[turn] != NOWHERE)

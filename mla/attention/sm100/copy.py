@@ -12,27 +12,16 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32
 
-from kernelkit.device.pipelines import Ring, producer_state_at
-from kernelkit.device.shared_words import store
-from kernelkit.device.warp_mma import copy_chunk
-from kernelkit.plan import hw
-from mla.attention.shared.entries import NOWHERE, data_of, number_of, source_of
+from kernelkit.device.pipelines import Ring
+from mla.attention.shared.entries import NOWHERE, source_of
 from mla.attention.shared.intake import HALF, LINE_BYTES, Intake, Spread
-from mla.attention.shared.units import unit_of_copy
+from mla.attention.shared.units import copy_panel
 from mla.attention.sm100.args import Scope
+from mla.attention.sm100.listed import look_up, mark, tell
 from mla.attention.sm100.load import free
-from mla.attention.sm100.plan import (
-    COLUMNS,
-    KEYS,
-    OWN_KEYS,
-    PIECE_BYTES,
-    PIECES,
-    S_STAGES,
-    Plan100,
-)
+from mla.attention.sm100.plan import COLUMNS, OWN_KEYS, PIECE_BYTES, PIECES, Plan100
 
 SPREAD = Spread(8, 16)  # of the entries of a warp
-UNIT = 16  # bytes of a copy
 
 
 class Copy:
@@ -81,7 +70,7 @@ class Copy:
                 find(intake, scope, numbers[piece], places[piece])
                 self.look_up(intake, scope, number + 1, end, piece, numbers[piece])
             if cutlass.const_expr(self.values):
-                self.mark(intake, scope, number)
+                mark(intake, scope, cute.arch.warp_idx() - self.role.first_warp, number)
             for part in cutlass.range_constexpr(self.parts):
                 piece = part if cutlass.const_expr(self.values) else 0
                 self.copy_part(intake, scope, number, part, places[piece])
@@ -96,17 +85,17 @@ class Copy:
         places: cute.Tensor,
     ) -> None:
         """Copy a group of panels of a tile, and tell the group before."""
-        ring = self.ring(scope)
+        ring, source = self.ring(scope), source_of(scope, intake)
         ring.wait_free(free(part, number))
         if cutlass.const_expr(self.values):
             line = line_in(scope.buffers.v, part * PIECE_BYTES)
             first = scope.work.sharer * (COLUMNS * 2)
             for panel in cutlass.range_constexpr(HALF):
-                copy_panel(intake, scope, places, line, panel, first + panel * LINE_BYTES)
+                copy_panel(intake, source, places, line, panel, first + panel * LINE_BYTES)
         else:
             line = line_in(scope.buffers.k, 0)
             for panel in self.plan.groups[part]:
-                copy_panel(intake, scope, places, line, panel, panel * LINE_BYTES)
+                copy_panel(intake, source, places, line, panel, panel * LINE_BYTES)
         cute.arch.cp_async_commit_group()
         if cutlass.const_expr(part > 0):
             cute.arch.cp_async_wait_group(1)
@@ -133,34 +122,7 @@ class Copy:
         lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx() - self.role.first_warp
         half = Int32(piece) if cutlass.const_expr(self.values) else scope.work.sharer
         row = half * OWN_KEYS + warp * SPREAD.rows + lane // SPREAD.lanes
-        first, count = keys_of_tile(intake, scope, number)
-        count = count if number < end else Int32(0)
-        for turn in cutlass.range_constexpr(SPREAD.turns):
-            key = first + row + turn * SPREAD.at_once
-            numbers[turn] = number_of(intake, scope, key, count)
-
-    @cute.jit
-    def mark(self, intake: cutlass.Constexpr, scope: Scope, number: Int32) -> None:
-        """Store which keys of a tile are entries, a bit each; each warp a word."""
-        lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx() - self.role.first_warp
-        first, count = keys_of_tile(intake, scope, number)
-        found = number_of(intake, scope, first + warp * hw.WARP_THREADS + lane, count)
-        bits = Uint32(cute.arch.vote_ballot_sync(found >= 0))
-        state = producer_state_at(S_STAGES, number)
-        scope.pipes.marks.wait_free(state)
-        if lane == 0:
-            store(scope.buffers.marks + state.index * (KEYS // 8) + warp * 4, Uint32, (bits,))
-        cute.arch.sync_warp()
-        scope.pipes.marks.signal(state.index)
-
-
-@cute.jit
-def keys_of_tile(intake: cutlass.Constexpr, scope: Scope, number: Int32) -> tuple[Int32, Int32]:
-    """Return the first key of a tile of this pair in its source, and how many the source has."""
-    tile, count = scope.work.begin + number, scope.work.keys
-    if cutlass.const_expr(intake.which == 1):
-        tile, count = tile - scope.work.own_tiles, scope.work.extra
-    return tile * KEYS, count
+        look_up(intake, scope, number, end, row, numbers)
 
 
 @cute.jit
@@ -173,30 +135,6 @@ def find(
         slot, row = numbers[turn] // rows, numbers[turn] % rows
         place = Int64(slot) * strides[0] + Int64(row) * strides[1] >> 3
         places[turn] = Uint32(place) if numbers[turn] >= 0 else Uint32(NOWHERE)
-
-
-@cute.jit
-def copy_panel(
-    intake: cutlass.Constexpr,
-    scope: Scope,
-    places: cute.Tensor,
-    line: Int32,
-    panel: cutlass.Constexpr,
-    begin: Int32,
-) -> None:
-    """Start the copies of a panel, at byte `begin` of an entry; zeros of what is no entry."""
-    source, lane = source_of(scope, intake), cute.arch.lane_idx() % SPREAD.lanes
-    for turn in cutlass.range_constexpr(SPREAD.turns):
-        address = data_of(source, places[turn]) + begin + lane * UNIT
-        copy_chunk(unit_of_copy(line, panel, turn), address, places[turn] != NOWHERE)
-
-
-@cute.jit
-def tell(ring: Ring, part: Int32) -> None:
-    """Tell the leader that this warp's copies of a group have come."""
-    cute.arch.fence_proxy("async.shared", space="cta")
-    cute.arch.sync_warp()
-    ring.signal(part)
 
 
 @cute.jit

@@ -18,7 +18,8 @@ from mla.attention.kernel_arguments import Source
 from mla.attention.shared.entries import number_of
 from mla.attention.shared.intake import Intake
 from mla.attention.sm100.args import Scope
-from mla.attention.sm100.copy import SPREAD, keys_of_tile
+from mla.attention.sm100.copy import SPREAD
+from mla.attention.sm100.listed import keys_of_tile
 from mla.attention.sm100.load import free
 from mla.attention.sm100.plan import (
     COLUMNS,

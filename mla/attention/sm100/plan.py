@@ -24,7 +24,7 @@ from kernelkit.plan.tmem import TmemPlan, TmemRange
 from kernelkit.plan.warps import Role, RolePlan
 from mla.attention.config import MAX_CLUSTER, LatentConfig
 from mla.attention.formats import LATENT
-from mla.attention.shared.intake import HALF, PANEL, PANEL_BYTES
+from mla.attention.shared.intake import HALF, PANEL, PANEL_BYTES, Intake, Spread
 from mla.attention.shared.mail import MailPlan
 from mla.attention.tiles import RowTiles, row_tiles
 
@@ -90,8 +90,21 @@ class Plan100:
 
     @cached_property
     def copies(self) -> bool:
-        """Whether warps copy entries, since TMA can neither bring nor fetch them."""
+        """Whether threads copy or convert keys, since TMA can neither bring nor fetch them."""
         return not self.by_tma and not self.gathers
+
+    @cached_property
+    def coded(self) -> bool:
+        """Whether threads convert keys; else they copy them, if TMA does not bring them."""
+        return any(keys.form.code for keys in self.config.sources)
+
+    @cached_property
+    def intakes(self) -> tuple[Intake, ...]:
+        """How the entries of a source come if there are codes: 16 to a warp, in halves."""
+        return tuple(
+            Intake(which, keys, Spread(4 if keys.form.code else 8, 16), 1, "", whole=True)
+            for which, keys in enumerate(self.config.sources)
+        )
 
     @cached_property
     def box_rows(self) -> int:
@@ -138,9 +151,10 @@ class Plan100:
             Role("idle", 7, 1, "complete the warpgroup"),
         ]
         if self.copies:
+            verb = "convert" if self.coded else "copy"
             roles += [
-                Role("copy_k", 8, 4, "copy entries for Q K^T"),
-                Role("copy_v", 12, 4, "copy entries for P V, and mark them"),
+                Role("copy_k", 8, 4, f"{verb} entries for Q K^T"),
+                Role("copy_v", 12, 4, f"{verb} entries for P V, and mark them"),
             ]
         if self.gathers:
             roles += [
@@ -229,11 +243,6 @@ class Plan100:
     def check(self) -> None:
         """Raise ValueError or NotImplementedError for configs that the kernel does not support."""
         config, mail = self.config, self.mail
-        for keys in config.sources:
-            if keys.form.code:
-                raise NotImplementedError(
-                    f"kernel 'umma' with record {keys.record}: bf16; kernel 'warp' reads codes"
-                )
         if not 1 <= self.ctas <= MAX_CLUSTER or not mail.fits:
             raise ValueError(
                 f"cluster {config.cluster} of pairs with tiles of {mail.rows} rows: at most "

@@ -317,10 +317,10 @@ class Gather:
         if cutlass.const_expr(not right):
             mark(self.plan, scope, entries, buffer)
         for panel in cutlass.range_constexpr(right * HALF, (right + 1) * HALF):
-            copy_panel(intake, source, entries, line, panel)
+            copy_panel(intake, source, entries.places, line, panel, panel * LINE_BYTES)
         if cutlass.const_expr(self.plan.panels > PANELS):
             if buffer == 1 - right:
-                copy_panel(intake, source, entries, line, PANELS)
+                copy_panel(intake, source, entries.places, line, PANELS, PANELS * LINE_BYTES)
         arrive_after_copies(ring, buffer)
 
 
