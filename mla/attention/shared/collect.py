@@ -13,7 +13,7 @@ from typing import Protocol
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Uint32
+from cutlass import Boolean, Float32, Int32, Int64, Uint32
 
 from kernelkit.device.barriers import meet
 from kernelkit.device.online_softmax import finite, in_log2_units
@@ -31,6 +31,9 @@ from mla.attention.shared.work import Work
 from mla.attention.tiles import RowTiles
 
 AHEAD = 4  # parts that are loaded at once
+MOST_AHEAD = 8  # rows of a thread whose sinks it loads before they come
+PAIRS = mailbox.VECTOR // 2
+ROTATED_FROM = (LATENT - 64) // mailbox.VECTOR  # vector, if any is rotated back
 
 
 class EndPlan(Protocol):
@@ -82,20 +85,33 @@ def end_of(plan: EndPlan, given: KernelArguments, work: Work, box: Mailbox) -> E
 class Slot:
     """Eight columns of an owned row."""
 
+    turn: int
     row: Int32  # owned row
     vector: Int32
 
 
 @cute.jit
+def sink_of(config: LatentConfig, given: KernelArguments, head: Int32) -> Float32:
+    """Return the sink of a head in log2 units, 0 without sinks. A head past the last one has its
+    sink, so that no branch waits for the load.
+    """
+    if cutlass.const_expr(not config.sinks):
+        return Float32(0.0)
+    return in_log2_units(given.tables.sinks[cutlass.min(head, config.heads - 1)])
+
+
+@cute.jit
 def factors_of(
-    config: LatentConfig, given: KernelArguments, head: Int32, top: Float32, total: Float32
+    config: LatentConfig, given: KernelArguments, sink: Float32, top: Float32, total: Float32
 ) -> tuple[Float32, Float32]:
-    """Return (factor that normalises O, LSE in natural log) of a row. A sink changes O alone."""
+    """Return (factor that normalises O, LSE in natural log) of a row. A sink changes O alone.
+
+    sink: in log2 units.
+    """
     lse = (cute.math.log2(total, fastmath=True) + top) * LN_2
     lse = -Float32.inf if total == 0.0 else lse
     factor = Float32(0.0) if total == 0.0 else cute.arch.rcp_approx(total)
     if cutlass.const_expr(config.sinks):
-        sink = in_log2_units(given.tables.sinks[head])
         joint = cute.arch.fmax(top, sink)
         scale = cute.math.exp2(top - finite(joint), fastmath=True)
         every = total * scale + cute.math.exp2(sink - finite(joint), fastmath=True)
@@ -125,11 +141,45 @@ def is_real(plan: EndPlan, token: Int32, head: Int32) -> Boolean:
 
 
 @cute.jit
-def angles(given: KernelArguments, entry: Int32, pair: Int32) -> tuple[Float32, Float32]:
-    """Return (cos, sin) of a pair of the columns that are rotated back, at the entry's position."""
-    tables = given.tables
-    position = tables.positions[entry]
-    return tables.cos[position, pair], tables.sin[position, pair]
+def position_of(config: LatentConfig, given: KernelArguments, entry: Int32) -> Int64:
+    """Return the position of an entry, 0 if nothing is rotated."""
+    if cutlass.const_expr(config.rope == 0):
+        return Int64(0)
+    return given.tables.positions[entry]
+
+
+@cute.jit
+def angles(given: KernelArguments, position: Int64, pair: Int32) -> tuple[Float32, Float32]:
+    """Return (cos, sin) of a pair of the columns that are rotated back."""
+    return given.tables.cos[position, pair], given.tables.sin[position, pair]
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What a thread loads of the tables before its rows come: fp32 tensors in registers."""
+
+    cos: cute.Tensor  # (pair,), of the thread's vector
+    sin: cute.Tensor
+    sinks: cute.Tensor  # (turn,), in log2 units; of few turns
+
+
+@cute.jit
+def load_ahead(plan: EndPlan, end: End, turns: cutlass.Constexpr) -> Ahead:
+    """Load what the thread's slots need of the tables, all of which have the same vector."""
+    config, mail, given = plan.config, plan.mail, end.given
+    thread, _, _ = cute.arch.thread_idx()
+    ahead = Ahead(*(cute.make_rmem_tensor(size, Float32) for size in (PAIRS, PAIRS, MOST_AHEAD)))
+    if cutlass.const_expr(config.rope > 0):
+        first = slot_of(mail, thread, 0).vector - ROTATED_FROM
+        position = position_of(config, given, end.entry)
+        for pair in cutlass.range_constexpr(PAIRS):
+            number = cutlass.max(first, 0) * PAIRS + pair
+            ahead.cos[pair], ahead.sin[pair] = angles(given, position, number)
+    for turn in cutlass.range_constexpr(min(turns, MOST_AHEAD)):
+        row = end.box.rank * mail.owned_rows + slot_of(mail, thread, turn).row
+        _, head = place_of(plan, end, row)
+        ahead.sinks[turn] = sink_of(config, given, head)
+    return ahead
 
 
 @cute.jit
@@ -141,11 +191,12 @@ def collect(plan: EndPlan, end: End) -> None:
     mail, box = plan.mail, end.box
     thread, _, _ = cute.arch.thread_idx()
     rows = mailbox.rows_of(mail, box.rank)
+    turns = -(-mail.owned_rows * mail.vectors // mail.threads)
+    ahead = load_ahead(plan, end, turns)
     if cutlass.const_expr(mail.cluster > 1):
         if box.senders * rows > 0:
             mailbox.wait_for_mail(box)
         cute.arch.cluster_arrive_relaxed()
-    turns = -(-mail.owned_rows * mail.vectors // mail.threads)
     if box.senders > 0 or end.part == 0:
         for turn in cutlass.range_constexpr(turns):
             slot = slot_of(mail, thread, turn)
@@ -154,21 +205,21 @@ def collect(plan: EndPlan, end: End) -> None:
                 if cutlass.const_expr(plan.config.parts):
                     leave(mail, end, slot, acc, top, total)
                 else:
-                    store_vector(plan, end, slot, acc, top, total)
+                    store_vector(plan, end, slot, ahead, (acc, top, total))
         if cutlass.const_expr(plan.config.parts):
             if is_last(plan, end):
                 for turn in cutlass.range_constexpr(turns):
                     slot = slot_of(mail, thread, turn)
                     if slot.row < rows:
                         acc, top, total = add_parts(mail, end, slot)
-                        store_vector(plan, end, slot, acc, top, total)
+                        store_vector(plan, end, slot, ahead, (acc, top, total))
 
 
 @cute.jit
 def slot_of(mail: MailPlan, thread: Int32, turn: cutlass.Constexpr) -> Slot:
     """Return what a thread finishes in a turn."""
     number = thread + turn * mail.threads
-    return Slot(number // mail.vectors, number % mail.vectors)
+    return Slot(turn, number // mail.vectors, number % mail.vectors)
 
 
 @cute.jit
@@ -176,23 +227,27 @@ def store_vector(
     plan: EndPlan,
     end: End,
     slot: Slot,
-    acc: cute.Tensor,
-    top: Float32,
-    total: Float32,
+    ahead: Ahead,
+    found: tuple[cute.Tensor, Float32, Float32],
 ) -> None:
-    """Store eight elements of an owned row; the first vector's thread stores the LSE."""
-    given, config = end.given, plan.config
+    """Store eight elements of an owned row; the first vector's thread stores the LSE.
+
+    found: (O, not normalised; maximum; sum).
+    """
+    given, config, (acc, top, total) = end.given, plan.config, found
     token, head = place_of(plan, end, end.box.rank * plan.mail.owned_rows + slot.row)
     if is_real(plan, token, head):
-        factor, lse = factors_of(config, given, head, top, total)
+        if cutlass.const_expr(slot.turn < MOST_AHEAD):
+            sink = ahead.sinks[slot.turn]
+        else:
+            sink = sink_of(config, given, head)
+        factor, lse = factors_of(config, given, sink, top, total)
         for k in cutlass.range_constexpr(mailbox.VECTOR):
             acc[k] = acc[k] * factor
         if cutlass.const_expr(config.rope > 0):
-            vectors = (LATENT - config.rope) // mailbox.VECTOR
-            first = slot.vector - vectors
-            if first >= 0:
-                for pair in cutlass.range_constexpr(mailbox.VECTOR // 2):
-                    cos, sin = angles(given, end.entry, first * (mailbox.VECTOR // 2) + pair)
+            if slot.vector >= ROTATED_FROM:
+                for pair in cutlass.range_constexpr(PAIRS):
+                    cos, sin = ahead.cos[pair], ahead.sin[pair]
                     x, y = acc[2 * pair], acc[2 * pair + 1]
                     acc[2 * pair] = x * cos + y * sin
                     acc[2 * pair + 1] = y * cos - x * sin

@@ -65,16 +65,33 @@ def number_of(intake: cutlass.Constexpr, scope: HasWork, key: Int32, count: Int3
     A listed key has the number of an entry, another one that of its page times the rows of a page,
     plus its row.
     """
-    keys, source, found = intake.keys, source_of(scope, intake), Int32(-1)
-    if key < count:
-        if cutlass.const_expr(keys.listed):
-            number = source.places[scope.work.entry, key]
-            inside = number >= 0 and number < Int64(source.store.shape[0]) * keys.rows
-            found = Int32(number) if inside else Int32(-1)
-        else:
-            page = source.places[scope.work.entry, key // keys.rows]
-            if page >= 0 and page < source.store.shape[0]:
-                found = page * keys.rows + key % keys.rows
+    keys, source, entry = intake.keys, source_of(scope, intake), scope.work.entry
+    slots = source.store.shape[0]
+    if cutlass.const_expr(keys.listed):
+        low, high = place_if(source, entry, key, key < count)
+        number = Int64(high) << 32 | Int64(low)
+        inside = (key < count) & (number < Int64(slots) * keys.rows) & (number >= 0)
+        return Int32(number) if inside else Int32(-1)
+    page, _ = place_if(source, entry, key // keys.rows, key < count)
+    page = Int32(page)
+    inside = (key < count) & (page >= 0) & (page < slots)
+    return page * keys.rows + key % keys.rows if inside else Int32(-1)
+
+
+@cute.jit
+def place_if(
+    source: Source, entry: Int32, index: Int32, is_there: cutlass.Boolean
+) -> tuple[Uint32, Uint32]:
+    """Return the words of a place of an entry, zeros if not `is_there`. A predicate instead of a
+    branch: many of these are in flight at a time.
+    """
+    places = source.places
+    words = places.element_type.width // 32
+    address = (places.iterator + cute.crd2idx((entry, index), places.layout)).toint()
+    found = words_if(is_there, address, words)
+    if cutlass.const_expr(words == 1):
+        low = found[0]
+        return low, Uint32(Int32(low) >> 31)
     return found
 
 

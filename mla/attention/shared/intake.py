@@ -50,6 +50,7 @@ class Intake:
     which: number of the source.
     halves: halves of a tile that a warp fills.
     whole: whether a lane holds all its chunks of a half, and so has both halves of a tile at once.
+    holds_wide: whether columns in bf16 next to codes go through registers; else by cp.async.
     """
 
     which: int
@@ -58,6 +59,7 @@ class Intake:
     halves: int
     crossing: str
     whole: bool = False
+    holds_wide: bool = False
 
     @property
     def form(self) -> Form:
@@ -86,10 +88,16 @@ class Intake:
 
     @property
     def stores_rest(self) -> bool:
-        """Whether a panel beside the codes goes to the other CTA by stores. P overwrites the ninth
-        panel, and so might overwrite what a bulk copy is still to read.
+        """Whether a panel beside the codes goes through registers: to the other CTA by stores,
+        since P overwrites the ninth panel, and so might overwrite what a bulk copy still reads.
         """
-        return self.crossing == "stores" or (self.crossing != "" and self.rest_panel == PANELS)
+        crosses = self.crossing != "" and self.rest_panel == PANELS
+        return self.crossing == "stores" or crosses or self.holds_wide
+
+    @property
+    def crosses_rest(self) -> bool:
+        """Whether that panel goes to the other CTA by stores."""
+        return self.stores_rest and self.crossing != ""
 
     @property
     def rest(self) -> str:

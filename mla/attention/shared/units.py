@@ -250,9 +250,9 @@ def store_rest(intake: cutlass.Constexpr, held: Held, target: Target, line: Int3
             offset = offset_of(intake, intake.rest_panel, turn)
             if cutlass.const_expr(intake.rest == "coded"):
                 there = Target(units_at(line, "e4m3"), target.peer, target.full)
-                store_e4m3(intake.stores_rest, words, exact_scale(), there, offset)
+                store_e4m3(intake.crosses_rest, words, exact_scale(), there, offset)
             else:
-                put(intake.stores_rest, target, units_at(line, "")[part] + offset, words)
+                put(intake.crosses_rest, target, units_at(line, "")[part] + offset, words)
 
 
 @cute.jit

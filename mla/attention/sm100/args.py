@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32
+from cutlass import Boolean, Float32, Int32, Int64
 
 from kernelkit.device.boxes import TmaTensor
 from kernelkit.device.pipelines import Event, Ring
@@ -72,7 +72,13 @@ class Lane:
 
 @dataclass(frozen=True)
 class Sums:
-    """Reference of a row's weights, in log2 units, and their sum."""
+    """Reference of a row's weights, in log2 units, and their sum.
+
+    sink: of the row's head, in log2 units.
+    position: of the entry, at which O is rotated back.
+    """
 
     top: Float32
     total: Float32
+    sink: Float32
+    position: Int64

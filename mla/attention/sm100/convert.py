@@ -4,16 +4,18 @@ code).
 A CTA converts its 64 keys for Q K^T, and its half of the columns of all 128 keys for P V: what it
 multiplies, and so no CTA waits for another one's stores. Both are two parts of 64 keys and 256
 columns. A warp has 16 of the keys, and four lanes share an entry. A lane holds both parts of a tile
-in registers. As soon as it has converted a chunk it loads that of the next tile in its place.
+in registers. Once it has converted a part it loads that of the next tile in its place. In the first
+tile, which all wait for, values are loaded after keys.
 Columns in bf16 next to codes, and entries in bf16 beside a source with codes, come by cp.async.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from kernelkit.device.barriers import arrive, meet
 from kernelkit.device.pipelines import Ring
 from mla.attention.shared.entries import (
     Entries,
@@ -36,7 +38,7 @@ from mla.attention.shared.units import (
     units_at,
 )
 from mla.attention.sm100.args import Scope
-from mla.attention.sm100.listed import look_up, mark, tell
+from mla.attention.sm100.listed import look_up, mark, number_to_mark, tell
 from mla.attention.sm100.load import free
 from mla.attention.sm100.plan import OWN_KEYS, PIECE_BYTES, PIECES, Plan100
 
@@ -60,17 +62,22 @@ class Convert:
         self.plan, self.values = plan, values
         self.role = plan.roles["copy_v" if values else "copy_k"]
         self.stages = PIECES if values else len(plan.groups)
+        # Keys are what a CTA waits for; and values have no registers left.
+        self.intakes = tuple(replace(each, holds_wide=not values) for each in plan.intakes)
 
     @cute.jit
     def run(self, scope: Scope) -> None:
         """Whole life of the warps."""
-        work, intakes = scope.work, self.plan.intakes
+        work, intakes = scope.work, self.intakes
         middle = cutlass.min(cutlass.max(work.own_tiles - work.begin, 0), work.count)
-        if middle > 0:  # else the first tile would lie outside of the source
-            self.stream(intakes[0], scope, Int32(0), middle)
-        if cutlass.const_expr(self.plan.config.extra is not None):
-            if middle < work.count:
-                self.stream(intakes[1], scope, middle, work.count)
+        shares = ((Int32(0), middle), (middle, work.count))
+        firsts = [self.make_numbers(intake) for intake in intakes]
+        for which in cutlass.range_constexpr(len(intakes)):
+            self.look_up_all(intakes[which], scope, *shares[which], firsts[which])
+        for which in cutlass.range_constexpr(len(intakes)):
+            begin, end = shares[which]
+            if begin < end:
+                self.stream(intakes[which], scope, begin, end, firsts[which])
         for stage in cutlass.range_constexpr(self.stages):
             # Releases come from the leader, and have to find this CTA alive.
             self.ring(scope).wait_free(free(stage, work.count))
@@ -79,12 +86,22 @@ class Convert:
         return scope.pipes.v if self.values else scope.pipes.k
 
     @cute.jit
-    def stream(self, intake: cutlass.Constexpr, scope: Scope, begin: Int32, end: Int32) -> None:
-        """Bring the tiles [begin, end) of this CTA, whose keys are of one source."""
+    def stream(
+        self,
+        intake: cutlass.Constexpr,
+        scope: Scope,
+        begin: Int32,
+        end: Int32,
+        numbers: list[cute.Tensor],
+    ) -> None:
+        """Bring the tiles [begin, end) of this CTA, whose keys are of one source.
+
+        numbers: of the lane's entries in the first of the tiles.
+        """
         if cutlass.const_expr(intake.converts):
-            self.convert_all(intake, scope, begin, end)
+            self.convert_all(intake, scope, begin, end, numbers)
         else:
-            self.copy_all(intake, scope, begin, end)
+            self.copy_all(intake, scope, begin, end, numbers)
 
     # ---- places
 
@@ -98,19 +115,25 @@ class Convert:
         """Return the lane's first row among 64 keys."""
         return self.warp() * intake.spread.rows + cute.arch.lane_idx() // intake.spread.lanes
 
+    def make_numbers(self, intake: cutlass.Constexpr) -> list[cute.Tensor]:
+        """Return registers for the numbers of the lane's entries in a tile: among 64 keys each."""
+        pieces = PIECES if self.values else 1
+        return [cute.make_rmem_tensor(intake.spread.turns, Int32) for _ in range(pieces)]
+
     @cute.jit
-    def look_up(
+    def look_up_all(
         self,
         intake: cutlass.Constexpr,
         scope: Scope,
         number: Int32,
         end: Int32,
-        part: cutlass.Constexpr,
-        numbers: cute.Tensor,
+        numbers: list[cute.Tensor],
     ) -> None:
-        """Load the numbers of the lane's entries of a part in tile `number`."""
-        piece = Int32(part) if cutlass.const_expr(self.values) else scope.work.sharer
-        look_up(intake, scope, number, end, piece * OWN_KEYS + self.row(intake), numbers)
+        """Load the numbers of the lane's entries in tile `number`; -1 from tile `end` on."""
+        for piece in cutlass.range_constexpr(len(numbers)):
+            keys = Int32(piece) if cutlass.const_expr(self.values) else scope.work.sharer
+            row = keys * OWN_KEYS + self.row(intake)
+            look_up(intake, scope, number, end, row, numbers[piece])
 
     @cute.jit
     def line_of(self, intake: cutlass.Constexpr, scope: Scope, part: cutlass.Constexpr) -> Int32:
@@ -129,38 +152,52 @@ class Convert:
 
     @cute.jit
     def convert_all(
-        self, intake: cutlass.Constexpr, scope: Scope, begin: Int32, end: Int32
+        self,
+        intake: cutlass.Constexpr,
+        scope: Scope,
+        begin: Int32,
+        end: Int32,
+        numbers: list[cute.Tensor],
     ) -> None:
         """Convert the tiles [begin, end), part by part."""
-        parts, source = self.make_parts(intake), source_of(scope, intake)
-        for part in cutlass.range_constexpr(PARTS):
-            self.look_up(intake, scope, begin, end, part, parts[part].numbers)
-        for part in cutlass.range_constexpr(PARTS):
-            first, half = make_entries(intake), self.half_of(scope, part)
-            find_entries(intake, source, parts[part].numbers, half, first)
-            for turn in cutlass.range_constexpr(intake.spread.turns):
-                for chunk in cutlass.range_constexpr(intake.chunks):
-                    fetch_chunk(intake, source, first, parts[part].held, (turn, chunk), half)
-            if cutlass.const_expr(self.stores_rest(intake, part)):
-                fetch_rest(intake, source, first, parts[part].held)
-            take_over(intake, parts[part].entries, first)
-        for part in cutlass.range_constexpr(PARTS):
-            self.look_up(intake, scope, begin + 1, end, part, parts[part].numbers)
-        for number in cutlass.range(begin, end, unroll=1):
-            if cutlass.const_expr(self.values):
-                mark(intake, scope, self.warp(), number)
-            for part in cutlass.range_constexpr(PARTS):
-                self.convert(intake, scope, number, part, parts[part])
-            for part in cutlass.range_constexpr(PARTS):
-                self.look_up(intake, scope, number + 2, end, part, parts[part].numbers)
-
-    def make_parts(self, intake: cutlass.Constexpr) -> list[Part]:
-        """Return the registers of both parts."""
-        numbers = [cute.make_rmem_tensor(intake.spread.turns, Int32) for _ in range(PARTS)]
-        return [
+        parts = [
             Part(numbers[part if self.values else 0], make_entries(intake), make_held(intake))
             for part in range(PARTS)
         ]
+        if cutlass.const_expr(self.values):
+            if begin == 0:
+                meet(self.plan.barriers, "first")
+        for part in cutlass.range_constexpr(PARTS):
+            self.fetch(intake, scope, part, parts[part])
+        if cutlass.const_expr(not self.values):
+            if begin == 0:
+                arrive(self.plan.barriers, "first")
+        self.look_up_all(intake, scope, begin + 1, end, numbers)
+        marked = Int32(-1)
+        if cutlass.const_expr(self.values):
+            marked = number_to_mark(intake, scope, self.warp(), begin, end)
+        for number in cutlass.range(begin, end, unroll=1):
+            if cutlass.const_expr(self.values):
+                mark(scope, self.warp(), number, marked)
+                marked = number_to_mark(intake, scope, self.warp(), number + 1, end)
+            for part in cutlass.range_constexpr(PARTS):
+                self.convert(intake, scope, number, part, parts[part])
+                if number + 1 < end:
+                    self.fetch(intake, scope, part, parts[part])
+            self.look_up_all(intake, scope, number + 2, end, numbers)
+
+    @cute.jit
+    def fetch(
+        self, intake: cutlass.Constexpr, scope: Scope, part: cutlass.Constexpr, own: Part
+    ) -> None:
+        """Find the entries of a part, and load their scales and the lane's chunks."""
+        source, half = source_of(scope, intake), self.half_of(scope, part)
+        find_entries(intake, source, own.numbers, half, own.entries)
+        for turn in cutlass.range_constexpr(intake.spread.turns):
+            for chunk in cutlass.range_constexpr(intake.chunks):
+                fetch_chunk(intake, source, own.entries, own.held, (turn, chunk), half)
+        if cutlass.const_expr(self.stores_rest(intake, part)):
+            fetch_rest(intake, source, own.entries, own.held)
 
     @cute.jit
     def convert(
@@ -171,29 +208,25 @@ class Convert:
         part: cutlass.Constexpr,
         own: Part,
     ) -> None:
-        """Convert what the lane holds of a part, once its stage is free, and load the next tile."""
-        ring, source, half = self.ring(scope), source_of(scope, intake), self.half_of(scope, part)
-        following = make_entries(intake)
-        find_entries(intake, source, own.numbers, half, following)
+        """Convert and store what the lane holds of a part, once its stage is free."""
+        ring, half, entries = self.ring(scope), self.half_of(scope, part), make_entries(intake)
         ring.wait_free(free(part, number))
         if cutlass.const_expr(self.has_beside(part)):
             ring.wait_free(free(BESIDE, number))
         self.copy_beside(intake, scope, part, own)
+        take_over(intake, entries, own.entries)
         line = self.line_of(intake, scope, part)
         target = Target(units_at(line, intake.form.code), Int32(0), Int32(0))
         for turn in cutlass.range_constexpr(intake.spread.turns):
             for chunk in cutlass.range_constexpr(intake.chunks):
-                store_chunk(intake, own.held, own.entries, target, (turn, chunk), half)
-                fetch_chunk(intake, source, following, own.held, (turn, chunk), half)
+                store_chunk(intake, own.held, entries, target, (turn, chunk), half)
         if cutlass.const_expr(self.stores_rest(intake, part)):
             store_rest(intake, own.held, target, self.line_of(intake, scope, 0))
-            fetch_rest(intake, source, following, own.held)
         if cutlass.const_expr(intake.copies_wide):
             cute.arch.cp_async_wait_group(0)
         tell(ring, Int32(part))
         if cutlass.const_expr(self.has_beside(part)):
             tell(ring, Int32(BESIDE))
-        take_over(intake, own.entries, following)
 
     # ---- the panel beside the codes of both halves
 
@@ -202,19 +235,17 @@ class Convert:
         return not self.values and part == PARTS - 1 and self.stages > BESIDE
 
     def stores_rest(self, intake: cutlass.Constexpr, part: int) -> bool:
-        """Whether codes of that panel come with a part."""
-        return bool(intake.rest) and self.has_beside(part)
+        """Whether registers hold that panel of a part."""
+        return bool(intake.rest) and not self.values and part == PARTS - 1
 
     @cute.jit
     def copy_beside(
         self, intake: cutlass.Constexpr, scope: Scope, part: cutlass.Constexpr, own: Part
     ) -> None:
-        """Start the copies of columns in bf16 next to the codes of a part."""
+        """Start the copies of columns in bf16 next to the codes of values."""
         if cutlass.const_expr(intake.copies_wide):
-            source, is_value = source_of(scope, intake), intake.rest_panel < PANELS
-            if cutlass.const_expr(not self.values and part == PARTS - 1):
-                copy_wide(intake, source, own.entries, self.line_of(intake, scope, 0))
-            elif cutlass.const_expr(self.values and is_value):
+            source = source_of(scope, intake)
+            if cutlass.const_expr(intake.rest_panel < PANELS):
                 if scope.work.sharer == 1:
                     # The line of what would be V's first panel, were all panels there.
                     line = self.line_of(intake, scope, part) - HALF * PANEL_BYTES
@@ -224,20 +255,28 @@ class Convert:
     # ---- entries in bf16
 
     @cute.jit
-    def copy_all(self, intake: cutlass.Constexpr, scope: Scope, begin: Int32, end: Int32) -> None:
+    def copy_all(
+        self,
+        intake: cutlass.Constexpr,
+        scope: Scope,
+        begin: Int32,
+        end: Int32,
+        numbers: list[cute.Tensor],
+    ) -> None:
         """Copy the tiles [begin, end)."""
-        pieces = PIECES if cutlass.const_expr(self.values) else 1
-        numbers = [cute.make_rmem_tensor(intake.spread.turns, Int32) for _ in range(pieces)]
-        entries = [make_entries(intake) for _ in range(pieces)]
+        entries = [make_entries(intake) for _ in numbers]
         source, ring = source_of(scope, intake), self.ring(scope)
-        for piece in cutlass.range_constexpr(pieces):
-            self.look_up(intake, scope, begin, end, piece, numbers[piece])
         for number in cutlass.range(begin, end, unroll=1):
-            for piece in cutlass.range_constexpr(pieces):
+            for piece in cutlass.range_constexpr(len(numbers)):
                 find_entries(intake, source, numbers[piece], Int32(0), entries[piece])
-                self.look_up(intake, scope, number + 1, end, piece, numbers[piece])
+            self.look_up_all(intake, scope, number + 1, end, numbers)
             if cutlass.const_expr(self.values):
-                mark(intake, scope, self.warp(), number)
+                mark(
+                    scope,
+                    self.warp(),
+                    number,
+                    number_to_mark(intake, scope, self.warp(), number, end),
+                )
             for stage in cutlass.range_constexpr(self.stages):
                 ring.wait_free(free(stage, number))
                 places = entries[stage if cutlass.const_expr(self.values) else 0].places

@@ -17,7 +17,7 @@ from mla.attention.shared.entries import NOWHERE, source_of
 from mla.attention.shared.intake import HALF, LINE_BYTES, Intake, Spread
 from mla.attention.shared.units import copy_panel
 from mla.attention.sm100.args import Scope
-from mla.attention.sm100.listed import look_up, mark, tell
+from mla.attention.sm100.listed import look_up, mark, number_to_mark, tell
 from mla.attention.sm100.load import free
 from mla.attention.sm100.plan import COLUMNS, OWN_KEYS, PIECE_BYTES, PIECES, Plan100
 
@@ -70,7 +70,8 @@ class Copy:
                 find(intake, scope, numbers[piece], places[piece])
                 self.look_up(intake, scope, number + 1, end, piece, numbers[piece])
             if cutlass.const_expr(self.values):
-                mark(intake, scope, cute.arch.warp_idx() - self.role.first_warp, number)
+                warp = cute.arch.warp_idx() - self.role.first_warp
+                mark(scope, warp, number, number_to_mark(intake, scope, warp, number, end))
             for part in cutlass.range_constexpr(self.parts):
                 piece = part if cutlass.const_expr(self.values) else 0
                 self.copy_part(intake, scope, number, part, places[piece])

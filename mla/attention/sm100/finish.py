@@ -2,7 +2,7 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Uint32
+from cutlass import Float32, Int64, Uint32
 
 from kernelkit.device import tmem
 from kernelkit.device.barriers import meet
@@ -84,7 +84,7 @@ def store_row(plan: Plan100, scope: Scope, lane: Lane, sums: Sums) -> None:
     given, work, rope = scope.given, scope.work, plan.config.rope
     factor = Float32(0.0)
     if lane.real:
-        factor, lse = factors_of(plan.config, given, lane.head, sums.top, sums.total)
+        factor, lse = factors_of(plan.config, given, sums.sink, sums.top, sums.total)
         if lane.half == 0:
             given.lse[work.entry, lane.token, lane.head] = lse
     values = cute.make_rmem_tensor(CHUNK, Float32)
@@ -95,7 +95,7 @@ def store_row(plan: Plan100, scope: Scope, lane: Lane, sums: Sums) -> None:
             values[k] = values[k] * factor
         if cutlass.const_expr(rope > 0 and column >= COLUMNS - rope):
             if lane.half == 1 and lane.real:
-                rotate_back(scope, values, column - (COLUMNS - rope))
+                rotate_back(scope, sums.position, values, column - (COLUMNS - rope))
         for word in cutlass.range_constexpr(CHUNK // 2):
             words[word] = pack(values[2 * word], values[2 * word + 1], "bf16")
         if lane.real:
@@ -116,10 +116,12 @@ def read_chunk(scope: Scope, lane: Lane, column: cutlass.Constexpr, values: cute
 
 
 @cute.jit
-def rotate_back(scope: Scope, values: cute.Tensor, first: cutlass.Constexpr) -> None:
+def rotate_back(
+    scope: Scope, position: Int64, values: cute.Tensor, first: cutlass.Constexpr
+) -> None:
     """Rotate pairs of neighbours by minus the angle of the position. first: column of RoPE."""
     for pair in cutlass.range_constexpr(CHUNK // 2):
-        cos, sin = angles(scope.given, scope.work.entry, first // 2 + pair)
+        cos, sin = angles(scope.given, position, first // 2 + pair)
         x, y = values[2 * pair], values[2 * pair + 1]
         values[2 * pair] = x * cos + y * sin
         values[2 * pair + 1] = y * cos - x * sin

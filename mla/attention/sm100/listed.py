@@ -43,11 +43,23 @@ def look_up(
 
 
 @cute.jit
-def mark(intake: cutlass.Constexpr, scope: Scope, warp: Int32, number: Int32) -> None:
-    """Store which keys of a tile are entries, a bit each; each of four warps a word."""
+def number_to_mark(
+    intake: cutlass.Constexpr, scope: Scope, warp: Int32, number: Int32, end: Int32
+) -> Int32:
+    """Load the number of the key that a lane marks in tile `number`; -1 from tile `end` on."""
     first, count = keys_of_tile(intake, scope, number)
+    count = count if number < end else Int32(0)
+    key = first + warp * hw.WARP_THREADS + cute.arch.lane_idx()
+    return number_of(intake, scope, key, count)
+
+
+@cute.jit
+def mark(scope: Scope, warp: Int32, number: Int32, found: Int32) -> None:
+    """Store which keys of a tile are entries, a bit each; each of four warps a word.
+
+    found: number of the key that this lane marks.
+    """
     lane = cute.arch.lane_idx()
-    found = number_of(intake, scope, first + warp * hw.WARP_THREADS + lane, count)
     bits = Uint32(cute.arch.vote_ballot_sync(found >= 0))
     state = producer_state_at(S_STAGES, number)
     scope.pipes.marks.wait_free(state)

@@ -200,10 +200,12 @@ class Plan100:
 
     @cached_property
     def barriers(self) -> BarrierPlan:
-        softmax = self.roles["softmax"]
+        softmax, both = self.roles["softmax"], ("copy_k", "copy_v")
+        first = NamedBarrier("first", both, 8 * hw.WARP_THREADS, "first keys are requested")
         return BarrierPlan(
             self.roles,
             (
+                *((first,) if self.coded else ()),
                 NamedBarrier("rows", ("softmax",), softmax.threads, "all rows are done"),
                 NamedBarrier(
                     "halves", ("softmax",), 2 * hw.WARP_THREADS,

@@ -22,7 +22,7 @@ from kernelkit.device.online_softmax import (
 from kernelkit.device.pipelines import consumer_state_at
 from kernelkit.device.shared_words import load, store
 from kernelkit.device.warp_mma import pack
-from mla.attention.shared.collect import key_scale
+from mla.attention.shared.collect import key_scale, position_of, sink_of
 from mla.attention.shared.intake import LINE_BYTES, PANEL_BYTES
 from mla.attention.sm100.args import Lane, Scope, Sums
 from mla.attention.sm100.finish import finish
@@ -50,13 +50,16 @@ class Softmax:
         plan, count = self.plan, scope.work.count
         lane = lane_of(plan, scope.work)
         top, total = -Float32.inf, Float32(0.0)
+        # Loads that would be late at the end.
+        sink = sink_of(plan.config, scope.given, lane.head)
+        position = position_of(plan.config, scope.given, scope.work.entry)
         for number in cutlass.range(count, unroll=1):
             top, total = self.weigh(scope, lane, number, top, total)
         if count > 0:
             total += of_other_half(plan, scope, lane, total, END)
             scope.pipes.o.wait(consumer_state_at(1, count - 1))
             tmem.order_after_wait()
-        finish(plan, scope, lane, Sums(top, total))
+        finish(plan, scope, lane, Sums(top, total, sink, position))
 
     @cute.jit
     def weigh(

@@ -8,7 +8,15 @@ from fmha.shared.epilogue import trade
 from kernelkit.device.barriers import meet
 from kernelkit.device.shared_words import store
 from kernelkit.device.warp_mma import pack, store_fragment
-from mla.attention.shared.collect import angles, collect, end_of, factors_of, place_of
+from mla.attention.shared.collect import (
+    angles,
+    collect,
+    end_of,
+    factors_of,
+    place_of,
+    position_of,
+    sink_of,
+)
 from mla.attention.shared.intake import HALF, PANEL
 from mla.attention.shared.mailbox import Mailbox, send, senders_of
 from mla.attention.sm90.args import Lane, Reference, Scope
@@ -94,7 +102,8 @@ def store_rows(
         token, head = place_of(plan, end, lane.row + 8 * half)
         factor = Float32(0.0)
         if lane.real[half]:
-            factor, lse = factors_of(plan.config, given, head, tops[half], sums[half])
+            sink = sink_of(plan.config, given, head)
+            factor, lse = factors_of(plan.config, given, sink, tops[half], sums[half])
             if cutlass.const_expr(lane.team == 0):
                 if lane.column == 0:
                     given.lse[entry, token, head] = lse
@@ -124,8 +133,9 @@ def store_rows(
 def rotate_back(plan: Plan90, scope: Scope, lane: Lane, o: cute.Tensor) -> None:
     """Rotate the last columns, pairs of neighbours, by minus the angle of the position."""
     blocks = plan.config.rope // 8
+    position = position_of(plan.config, scope.given, scope.work.entry)
     for block in cutlass.range_constexpr(blocks):
-        cos, sin = angles(scope.given, scope.work.entry, block * 4 + lane.column // 2)
+        cos, sin = angles(scope.given, position, block * 4 + lane.column // 2)
         for half in cutlass.range_constexpr(2):
             place = 4 * (COLUMNS // 8 - blocks + block) + 2 * half
             x, y = o[place], o[place + 1]
