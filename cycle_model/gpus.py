@@ -70,6 +70,9 @@ PARAMETERS = {
     "cluster_barrier": published(170, 120, 336, CYCLES, "QRC: 336 for both ways"),
     "tma_issue": published(86, 48, 90, "cycles of the SM per instruction",
                            "SA: main loops of 64 x 16; QRC 48 on a B300"),
+    "tma_gather": guessed(12, 6, 18, "cycles of the SM per gather4",
+                          "H200: 6 for each of 16 boxes of 8 rows behind each other; FlashMLA's "
+                          "published prefill leaves 14, or 18 if it shares keys and values"),
     "tma_row": published(1.53, 1.5, 1.6, "cycles per row of up to 128 bytes", "fit of 592 SA runs"),
     "tma_write": published(1, 0, 1.2, "cycles per 128 bytes of a box, behind its last row",
                            "SA: main loops with two stages"),

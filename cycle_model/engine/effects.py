@@ -239,15 +239,19 @@ def send_signals(state: p_i64, event: int, what: int, time: int, remote: int, ca
 def tma_load(state: p_i64, event: int, sm: int, cause: int) -> None:
     """Load tiles by TMA.
 
-    A is rows, B all bytes, C whether they come from the memory behind L2, and D the bytes that
-    occupy the SM's share of L2.
+    A is rows, B all bytes, C whether they come from the memory behind L2, and 2 more if the rows
+    are named one by one. D is the bytes that occupy the SM's share of L2.
     """
     settings = p_i64(state[L.SETTINGS_AT])
     events = p_i64(state[L.EVENTS_AT])
     now = state[L.NOW]
     start = max(now, state[sm + L.TMA_ISSUE_FREE])
-    state[sm + L.TMA_ISSUE_FREE] = start + settings[P.TMA_ISSUE]
     rows, nbytes, far = (events[event + L.A], events[event + L.B], events[event + L.C])
+    issue = settings[P.TMA_ISSUE]
+    if far >= L.GATHERS:
+        far -= L.GATHERS
+        issue = settings[P.TMA_GATHER]
+    state[sm + L.TMA_ISSUE_FREE] = start + issue
     at = max(start * L.PART, state[sm + L.TMA_FREE])
     state[sm + L.TMA_FREE] = at + rows * settings[P.TMA_ROW]
     state[sm + L.TMA_BUSY] += rows * settings[P.TMA_ROW]

@@ -93,6 +93,7 @@ E_BULK_COMMIT, E_GROUP_WAIT, E_COPY_COMMIT, E_COPY_ARRIVE = range(10, 14)
 E_BARRIER, E_BARRIER_ARRIVE, E_CLUSTER_ARRIVE, E_CLUSTER_WAIT = range(14, 18)
 E_CANCEL, E_WGMMA, E_WGMMA_WAIT = range(18, 21)
 E_GLOBAL_LOAD, E_GLOBAL_STORE, E_SHARED, E_COPY, E_REMOTE = range(21, 26)  # of memory: the last
+GATHERS = 2  # more in C of a load whose rows are named one by one
 # signals: an mbarrier, arrivals, bytes, whether it is in another CTA
 S_BARRIER, S_COUNT, S_BYTES, S_REMOTE = range(4)
 SIGNAL_WORDS = 4

@@ -456,7 +456,8 @@ def _load(t: Tables, each: Placed, landmark: Landmark, site: Any, item: Instruct
     far = int(each.far(event.address))
     signals = t._told(each, event, tx=True)
     asked = t._asked(each, event.address, rows * nbytes, far)
-    return t._row(L.E_LOAD, lines, rows * nbytes, far, asked, signals=signals)
+    how = far + L.GATHERS if "GATHER4" in item.opcode else far
+    return t._row(L.E_LOAD, lines, rows * nbytes, how, asked, signals=signals)
 
 
 @_makes(y.STORE)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -160,6 +160,8 @@ class Cache:
     record: a name of RECORDS, or 'tensor': bf16 entries of a tensor.
     rows: rows of a page.
     counts: for each token, how many of its entries count; None for all.
+    spare: bytes before the entries of a page. Without them all entries of a record in bf16 lie at
+        one distance, so that kernels see pages of one row.
     """
 
     record: str = "fp8_584"
@@ -168,10 +170,12 @@ class Cache:
     counts: tuple[int, ...] | None = None
     wide: bool = True
     pages: int = 6
+    spare: int = field(default=SPARE_BYTES, repr=False)  # not in the seed
 
     def __str__(self) -> str:
+        even = "" if self.spare else "even"
         counts = "" if self.counts is None else "of" + ".".join(map(str, self.counts))
-        return f"{self.record}x{self.rows}k{self.k}{counts}{'' if self.wide else 'i32'}"
+        return f"{self.record}x{self.rows}k{self.k}{counts}{'' if self.wide else 'i32'}{even}"
 
     def columns(self) -> int:
         """Columns of an entry; a tensor has 576."""
@@ -209,10 +213,10 @@ class Cache:
             store[place] = values[place]
             return store
         record = RECORDS[self.record]
-        nbytes = SPARE_BYTES + record.page_bytes(self.rows)
+        nbytes = self.spare + record.page_bytes(self.rows)
         pool = torch.full((self.pages, nbytes), NAN_BYTE, dtype=torch.uint8)
-        behind = SPARE_BYTES + self.rows * record.data_bytes if record.scale_bytes else 0
-        rows = Rows(pool, SPARE_BYTES, behind, self.rows, record)
+        behind = self.spare + self.rows * record.data_bytes if record.scale_bytes else 0
+        rows = Rows(pool, self.spare, behind, self.rows, record)
         data, scales = codec.encode(values[place], self.record)
         rows.data()[place] = data
         if record.scale_bytes:

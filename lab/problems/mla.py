@@ -162,7 +162,8 @@ def _sparse(options: argparse.Namespace) -> Sparse:
 
 
 def _cache(record: str, chosen: int) -> Cache:
-    return Cache(record, ROWS, chosen, wide=False, pages=-(-POOL * chosen // ROWS))
+    pages = -(-POOL * chosen // ROWS)
+    return Cache(record, ROWS, chosen, wide=False, pages=pages, spare=0)
 
 
 # -- run ------------------------------------------------------------------------------------------
@@ -240,7 +241,8 @@ def tiles(plan: Plan) -> Section:
             ("keys", f"32 keys, {how}; {plan.stages} stages"),
         ]
         return "Tiles", rows
-    how = "TMA" if plan.by_tma else "threads, which convert them to bf16"
+    fetched = isinstance(plan, Plan100) and plan.gathers
+    how = "TMA" if plan.by_tma or fetched else "threads, which convert them to bf16"
     rows = [
         ("rows", f"{plan.tiles.heads} heads x {plan.tiles.tokens} tokens of {plan.mail.most_rows}"),
         ("keys", f"{plan.keys} keys in panels of 64 columns, brought by {how}"),

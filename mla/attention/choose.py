@@ -45,7 +45,7 @@ class Costs:
     """Estimated microseconds of the parts of a launch with clusters.
 
     fixed: a CTA without its tiles.
-    tile, gathered: a tile that TMA brings, or that threads gather.
+    tile, gathered: a tile that TMA brings or fetches, or that threads copy.
     sent, owned: a row that a rank of a cluster sends, and one that it finishes.
     merge, merged: a merge of parts, and a row of a part in it.
     """
@@ -72,7 +72,7 @@ class Tile:
     rows, keys: of a tile.
     count: row tiles of an entry, or pairs of them.
     costs: of a kernel whose CTAs form clusters; None without clusters.
-    gathered: whether threads gather keys, since TMA cannot bring them.
+    gathered: whether threads copy keys, since TMA cannot bring them.
     pair: CTAs of a rank of a cluster, each with a row tile.
     capacity: rows of O that a CTA can receive from a cluster.
     """
@@ -231,7 +231,7 @@ def tile_of(kernel: str, config: LatentConfig) -> Tile:
         keys=plan.keys,
         count=plan.tiles.count // pair,
         costs=COSTS[kernel],
-        gathered=not plan.by_tma,
+        gathered=not plan.by_tma and not (isinstance(plan, Plan100) and plan.gathers),
         pair=pair,
         capacity=plan.mail.capacity,
     )

@@ -161,6 +161,12 @@ def gathering(tensor_map: TensorMap) -> TensorMap:
     """The map as tile::gather4 and tile::scatter4 use it: the box is four rows of the tensor, which
     the instruction names.
 
+    The PTX ISA asks for two dimensions and five coordinates, with the column first. What it says of
+    every tile is taken to hold here, too: zeros out of bounds, an mbarrier that counts whole boxes,
+    swizzle by the address in shared memory. Nobody here has seen any of it on a GPU. That concerns
+    rows out of bounds, negative ones included. It also concerns a box 512 bytes behind the begin of
+    a swizzle atom. Public kernels encode maps with a box of one row.
+
     Raises HardwareRefusal for a map that is not two-dimensional, or whose box has more than the row
     that the instruction takes at each of its four coordinates.
     """

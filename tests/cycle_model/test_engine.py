@@ -24,7 +24,7 @@ from cycle_model.launch import bind
 from cycle_model.parameters.parameter import Parameter
 from cycle_model.sass.flow import Control, Function, Instruction
 from ptxemu.native.library import without
-from ptxemu.record.recording import Recording, WarpRecord
+from ptxemu.record.recording import LOAD, Event, Recording, WarpRecord
 from ptxemu.syntax.parser import parse
 
 H100 = GPUS["H100"]
@@ -209,6 +209,30 @@ def test_what_wgmma_takes_from_other_pipes(lost, cycles):
     assert found == pytest.approx(cycles, abs=12)
     alone = simulate(placed_wgmma(1, 16, allowed=1, beside=100, gpu=gpu), Sharing(1)).cycles
     assert alone == pytest.approx(100, abs=20)
+
+
+def test_rows_that_are_named_have_a_cost_of_their_own():
+    """Ten loads of four rows, one after the other; `tma_gather` replaces `tma_issue`."""
+    gpu = GPUS["B200"].changed(tma_issue=90, tma_gather=18)
+
+    def cycles(opcode: str) -> int:
+        function = function_of(*[(opcode, Control(stall=1))] * 10)
+        event = Event(0, 0, LOAD, (), (4, 128, 1152), 0)
+        record = WarpRecord(0, 0, 0, np.zeros(0, np.uint32), [event], np.zeros(0, np.int64))
+        path = np.arange(len(function.instructions), dtype=np.int32)
+        landmarks = (Landmark("load", (event,), 0, 0),) * 10
+        warp = BoundWarp(record, path, np.arange(10), landmarks, 0.0, 0)
+        text = ".version 8.7\n.target sm_100a\n.entry k() { ret; }\n"
+        site = parse(text).entries["k"].body[0]
+        recording = Recording("k", (1,) * 3, (32, 1, 1), (1,) * 3, 0, [site], [], "sm_100a")
+        placed = [Placed(warp, 0, 0, 0, lambda address: False)]
+        result = simulate(Tables(recording, function, placed, gpu), Sharing(1), log=True)
+        spans = [span for span in timeline(Spent(result)).spans if span.agent == "TMA loads"]
+        assert len(spans) == 10
+        return max(span.start for span in spans) - min(span.start for span in spans)
+
+    assert cycles("UTMALDG.2D.2CTA") == 9 * 90
+    assert cycles("UTMALDG.2D.GATHER4.2CTA") == 9 * 18
 
 
 def test_units_stand_beside_the_warps_in_real_cycles(tmp_path):

@@ -9,10 +9,10 @@ import pytest
 from kernelkit.plan import hw
 from lab.problems.attention import same_bits
 from lab.problems.latent import Cache, Dense, Sparse
-from mla import decode, decode_plan
+from mla import decode, decode_plan, sparse_prefill
 from mla.attention.config import Keys, LatentConfig
 from mla.attention.formats import FORMS
-from mla.attention.sm100 import convert, copy, kernel, listed, load, softmax
+from mla.attention.sm100 import convert, copy, gather4, kernel, listed, load, softmax
 from mla.attention.sm100.plan import Plan100
 from ptxemu import PtxEmuError
 from tests.mla.latent_cases import ADVERSARIAL, CHECKED, RANDOM, check
@@ -29,10 +29,15 @@ def umma(cluster: int = 1, parts: int = 1) -> tuple:
 
 QUICK = (
     Dense(heads=20, tokens=2, page=16, lens=(61, 333, 0), sinks=True, options=umma(2)),
-    Sparse(heads=12, cache=Cache("bf16_512", 32, 150, counts=(150, 1, 0)),
-           extra=Cache("bf16_512", 5, 40), rope=True, sinks=True, options=umma(1, 2)),
+    Sparse(heads=12, cache=Cache("bf16_512", 32, 150, counts=(150, 1, 0), spare=0),
+           extra=Cache("bf16_512", 5, 40, wide=False, spare=0), rope=True, sinks=True,
+           options=umma(1, 2)),
     Sparse(heads=6, tokens=2, cache=Cache("fp8_584", 32, 140, counts=(140, 1)),
            extra=Cache("fp4_288", 5, 20), rope=True, sinks=True, options=umma(2)),
+)  # fmt: skip
+COPIED = Sparse(
+    heads=12, cache=Cache("bf16_512", 32, 150, counts=(150, 1, 0)), extra=Cache("bf16_512", 5, 40),
+    rope=True, sinks=True, options=umma(1, 2),
 )  # fmt: skip
 MATRIX = (
     Dense(heads=16, page=1, lens=(1, 35, 0, 264), options=umma()),
@@ -42,27 +47,34 @@ MATRIX = (
     Dense(heads=8, tokens=3, page=128, lens=(330,), causal=False, full=True, options=umma(2)),
     Dense(heads=1, page=64, lens=(650,), sinks=True, options=umma(5)),
     Dense(heads=100, tokens=3, page=16, lens=(300, 129), options=umma()),
-    Sparse(heads=128, tokens=2, cache=Cache("bf16_512", 16, 300),
+    Sparse(heads=128, tokens=2, cache=Cache("bf16_512", 16, 300, spare=0),
            extra=Cache("bf16_512", 8, 164), sinks=True, rope=True, options=umma(3)),
-    Sparse(heads=64, tokens=4, batch=2, cache=Cache("bf16_576", 16, 296), options=umma()),
+    Sparse(heads=64, tokens=4, batch=2, cache=Cache("bf16_576", 16, 296, spare=0), options=umma()),
     Sparse(heads=128, cache=Cache("fp8_656", 64, 290), options=umma()),
     Sparse(heads=128, tokens=2, cache=Cache("bf16_512", 16, 300),
            extra=Cache("fp8_584", 8, 164), sinks=True, rope=True, options=umma(3)),
     Dense(heads=100, tokens=3, page=7, lens=(300, 129), scaled=True, options=umma()),
 )  # fmt: skip
 SWEEP = (
+    COPIED,
     Dense(heads=64, page=256, lens=(450, 7), options=umma()),
     Dense(heads=40, page=32, lens=(430, 7), amplitude=30.0, options=umma(2)),
     Dense(heads=128, tokens=2, page=8, lens=(65, 200), options=umma(8)),
     Dense(heads=17, page=16, lens=(390, 5), scaled=True, sinks=True, options=umma(2)),
     Sparse(heads=16, cache=Cache("tensor", 16, 265, counts=(265, 0, 3)), options=umma(2)),
-    Sparse(heads=1, tokens=1, cache=Cache("bf16_576", 4, 1), options=umma(2)),
+    Sparse(heads=1, tokens=1, cache=Cache("bf16_576", 4, 1, spare=0), options=umma(2)),
     Sparse(heads=16, cache=Cache("fp8_528", 9, 150, wide=False), rope=True, options=umma(2)),
     Sparse(heads=66, cache=Cache("fp4_288", 16, 133), sinks=True, options=umma(1, 2)),
     Sparse(heads=64, tokens=2, cache=Cache("fp8_528", 16, 300), extra=Cache("bf16_512", 8, 264),
            options=umma()),
     Sparse(heads=8, tokens=3, cache=Cache("fp8_584", 16, 300, counts=(0, 300, 129)),
            extra=Cache("fp8_528", 8, 264, counts=(64, 0, 264)), options=umma(2, 2)),
+    Sparse(heads=64, tokens=4, batch=2, cache=Cache("bf16_576", 16, 296), options=umma()),
+    Sparse(heads=128, tokens=2, sinks=True, options=umma(3),
+           cache=Cache("bf16_576", 1, 700, counts=(700, 129), pages=90, spare=0),
+           extra=Cache("bf16_576", 8, 164, counts=(0, 130), spare=0)),
+    Sparse(heads=20, tokens=3, cache=Cache("bf16_512", 64, 129, wide=False, spare=0),
+           options=umma(2, 2)),
 )  # fmt: skip
 
 
@@ -78,7 +90,14 @@ def test_every_kind_of_attention(case):
 
 @pytest.mark.parametrize("case", SWEEP, ids=str)
 def test_more_kinds_of_attention(case):
-    check(case, BLACKWELL, CHECKED, RANDOM)
+    check(case, BLACKWELL, CHECKED, ADVERSARIAL, RANDOM)
+
+
+@pytest.mark.parametrize("record", ["bf16_576", "bf16_512"])
+def test_prefill_fetches_entries(record):
+    cache = Cache(record, 16, 270, counts=(270, 0, 128, 3), wide=False, spare=0)
+    case = Sparse(heads=128, tokens=4, cache=cache, options=(("kernel", "umma"),))
+    check(case, BLACKWELL, CHECKED, function=sparse_prefill)
 
 
 def test_an_entry_does_not_know_its_batch():
@@ -106,16 +125,28 @@ def test_a_grid_has_pairs(monkeypatch):
 
 def test_plans_fit():
     """Shared memory has room for one tile of K and of V beside Q and P, for all records."""
-    for record in FORMS:
-        for is_list in (False, True):
-            plan = Plan100(LatentConfig(keys=Keys(record, 64, listed=is_list), cluster=8))
+    for record, form in FORMS.items():
+        plain = form.plain and not form.code
+        for rows, is_list in ((64, False), (64, True), (1, True)):
+            plan = Plan100(LatentConfig(keys=Keys(record, rows, listed=is_list), cluster=8))
+            ways = plan.by_tma, plan.gathers, plan.copies
+            wanted = (not is_list, is_list and rows == 1, is_list and rows > 1)
+            assert ways == (wanted if plain else (False, False, True))
             plan.check()
             assert plan.smem.bytes <= hw.SMEM_BYTES_PER_CTA
+            assert (plan.by_tma, plan.gathers, plan.copies) == ways
 
 
 TRAPS = {
-    "marks": (
+    "marks of copied entries": (
         listed, copy, "mark", ("vote_ballot_sync(found >= 0)", "vote_ballot_sync(found >= -1)")
+    ),
+    "marks of fetched entries": (
+        gather4, kernel, "Gather", ("_sync(own >= 0)", "_sync(own >= -1)")
+    ),
+    "a free stage": (gather4, kernel, "Gather", ("ring.wait_free(free(part, number))", "pass")),
+    "a free stage of copied entries": (
+        copy, kernel, "Copy", ("ring.wait_free(free(part, number))", "pass")
     ),
     "values past the end": (
         load, kernel, "LoadV", ("if first + key >= scope.work.keys", "if key < 0")
@@ -145,7 +176,9 @@ TRAPS = {
 def test_a_kernel_without_its_cure_is_noticed(changed, trap):
     module, user, name, replacement = TRAPS[trap]
     changed(module, [user], name, replacement)
-    case = QUICK[1] if trap == "marks" else replace(QUICK[0], amplitude=6.0)
+    case = {gather4: QUICK[1]}.get(module, replace(QUICK[0], amplitude=6.0))
+    if "copied" in trap:
+        case = COPIED
     if "codes" in trap:
         case = QUICK[2]
     with pytest.raises((AssertionError, PtxEmuError)):

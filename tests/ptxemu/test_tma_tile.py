@@ -397,6 +397,71 @@ def test_without_a_wait_the_load_is_a_race() -> None:
     assert any(finding.check == "race" for finding in report.findings)
 
 
+# Two CTAs gather at their own rows, or rank 1 gathers for both. Bytes of a pair complete at rank 0.
+TO_CLUSTER = GATHER.replace("shared::cta", "shared::cluster").replace("[%r1+4096]", "[%r9]")
+MEET = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
+
+
+def gather_in_cluster(suffix: str, operands: str, issues: str, waits: str, nbytes: int) -> str:
+    """Lane 0 loads in the CTAs of predicate `issues` and waits in those of `waits`; %p4: rank 0,
+    %p5: rank 1, %p6: both."""
+    load = TO_CLUSTER.replace("::bytes", f"::bytes{suffix}", 1).replace("];", f"]{operands};")
+    copies = "".join(
+        f"ld.shared.b32 %r3, [%r2+{k}]; st.global.b32 [%rd1+{k}], %r3;"
+        for k in range(0, BYTES, 128)
+    )
+    return f"""mov.u32 %r8, %cluster_ctarank; mad.wide.u32 %rd1, %r8, {BYTES}, %rd1;
+        setp.eq.and.u32 %p4, %r8, 0, %p0; setp.eq.and.u32 %p5, %r8, 1, %p0;
+        setp.lt.and.u32 %p6, %r8, 2, %p0; add.u32 %r11, %r11, %r8;
+        add.u32 %r9, %r1, 4096; and.b32 %r9, %r9, 0xFEFFFFFF; mov.b16 %h0, 3; mov.b64 %rd3, 0;
+        @%p6 mbarrier.init.shared.b64 [%r1+4096], 1;
+        fence.mbarrier_init.release.cluster; {MEET}
+        @%{waits} mbarrier.arrive.expect_tx.shared.b64 _, [%r1+4096], {nbytes};
+        {MEET}
+        @%{issues} {load}
+        @!%{waits} bra CAME;
+        W: mbarrier.try_wait.parity.shared.b64 %p1, [%r1+4096], 0;
+        @!%p1 bra W;
+        CAME: {MEET}
+        {copies}"""
+
+
+IN_CLUSTER = {
+    "a pair": ((".cta_group::2", "", "p6", "p4", 2 * BYTES), (0, 1)),
+    "a pair, L2": ((".cta_group::2.L2::cache_hint", ", %rd3", "p6", "p4", 2 * BYTES), (0, 1)),
+    "multicast": ((".multicast::cluster", ", %h0", "p5", "p6", BYTES), (1, 1)),
+    "multicast of a pair": (
+        (".multicast::cluster.cta_group::2", ", %h0", "p5", "p4", 2 * BYTES), (1, 1),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", ["round-robin", "adversarial"])
+@pytest.mark.parametrize("form", IN_CLUSTER)
+def test_four_rows_come_to_a_cluster(form: str, policy: str) -> None:
+    """The barrier counts whole boxes, rows out of bounds included."""
+    program, firsts = IN_CLUSTER[form]
+    tensor, out = numbered(), aligned_copy(np.zeros(2 * BYTES, np.uint8))
+    body, map_ = gather_in_cluster(*program), encoded(tensor, swizzle="128B")
+    report = launch(
+        body, tensor, out, (32, 3, -1, 40, 39), map_, policy=policy, grid=(2,), cluster=(2,)
+    )
+    expected = [swizzled(box_of(tensor, (32, 3 + first, -1, 40, 39))) for first in firsts]
+    assert (out == np.concatenate(expected)).all()
+    assert not report.findings
+
+
+def test_two_boxes_of_four_rows_are_a_swizzle_atom() -> None:
+    """A box that begins 512 bytes behind the atom has the swizzle of rows 4 to 7."""
+    tensor, out = numbered(), aligned_copy(np.zeros(BYTES, np.uint8))
+    body = gather().replace(f"{GATHER}", GATHER.replace("[%r1]", "[%r7]"), 1)
+    body = "add.u32 %r7, %r1, 512; add.u32 %r2, %r2, 512; " + body
+    launch(body, tensor, out, CHOSEN[0], encoded(tensor, swizzle="128B"))
+    chunks = box_of(tensor, CHOSEN[0]).view(np.uint8).reshape(4, 8, 16)
+    rows = [chunks[r, np.arange(8) ^ (4 + r)] for r in range(4)]
+    assert (out == np.concatenate(rows).reshape(-1)).all()
+
+
 def test_columns_have_to_start_at_16_bytes() -> None:
     tensor, out = numbered(), aligned_copy(np.zeros(BYTES, np.uint8))
     with pytest.raises(HardwareRefusal, match="multiple of 16 bytes"):

@@ -654,6 +654,7 @@ UNRULED = {
     "latency_uniform": "nothing but the compiler issues uniform instructions",
     "special_queue": "read off kernels, see notes/cycle_model.md",
     "operands_read": "until a scoreboard of operands is free: no instruction tells it apart",
+    "tma_gather": "no benchmark names rows one by one",
     "mma_issue": "only its sum with the latency of a commit is measured, which is in that one",
     "sms_that_share": "read off how the rate of L2 grows with readers that are apart: 132 / 8",
     "hbm_tail": "chosen by the model beside `touch`, behind other work",

@@ -49,6 +49,8 @@ class Scope:
     q: TmaTensor  # modes (head, column, token, entry)
     k: TmaTensor | None  # modes (row, column, page)
     last_v: TmaTensor | None  # the same, which tell the CTA itself that they have landed
+    rows: TmaTensor | None  # modes (entry, column), of each source
+    extra_rows: TmaTensor | None
     given: KernelArguments
     work: Work
     buffers: Buffers

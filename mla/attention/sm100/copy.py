@@ -1,5 +1,8 @@
 """Copy roles: four warps each copy listed entries in bf16, as keys and as values (device code).
 
+These are entries that TMA cannot fetch by their numbers, see `Plan100.gathers`: those of pages that
+lie apart, and of pages that a table lists.
+
 A warp has 16 of 64 keys, and eight lanes share an entry. The tensor core waits for both CTAs of the
 pair, so that copies have to be told across: a warp tells a group of copies once it has started the
 next one, by when they have mostly come.

@@ -1,8 +1,9 @@
 """Attention to latent keys on Blackwell: host entry, prologue, dispatch of the warps.
 
-Read `plan.py` first (roles, buffers, barriers), then this file, `load.py`, `copy.py` or
-`convert.py` with `listed.py`, `mma.py`, `softmax.py`, and `finish.py`. The work of a CTA, the
-conversion of entries and the exchange of a cluster are in `../shared/`.
+Read `plan.py` first (roles, buffers, barriers), then this file, `load.py`, and of listed entries
+`gather4.py`, or `listed.py` with `copy.py` or `convert.py`; then `mma.py`, `softmax.py`, and
+`finish.py`. The work of a CTA, the conversion of entries and the exchange of a cluster are in
+`../shared/`.
 """
 
 import cutlass
@@ -29,6 +30,7 @@ from mla.attention.sm100.args import Buffers, Pipes, Scope
 from mla.attention.sm100.convert import Convert
 from mla.attention.sm100.copy import Copy
 from mla.attention.sm100.finish import mailbox_of
+from mla.attention.sm100.gather4 import Gather, announce, rows_of
 from mla.attention.sm100.load import LoadK, LoadV, k_box, q_box
 from mla.attention.sm100.mma import Mma
 from mla.attention.sm100.plan import PAIR, ROWS, Plan100
@@ -47,8 +49,8 @@ class LatentSm100:
         self.softmax, self.mma = Softmax(self.plan), Mma(self.plan)
         self.load_k, self.load_v = LoadK(self.plan), LoadV(self.plan)
         if not self.plan.by_tma:
-            bring = Convert if self.plan.coded else Copy
-            self.copies = (bring(self.plan, False), bring(self.plan, True))
+            bring = Gather if self.plan.gathers else Convert if self.plan.coded else Copy
+            self.fetchers = (bring(self.plan, False), bring(self.plan, True))
 
     @property
     def config(self) -> LatentConfig:
@@ -62,13 +64,17 @@ class LatentSm100:
         if cutlass.const_expr(self.config.cluster > 1):
             fetch_q = cpasync.CopyBulkTensorTileG2SMulticastOp(TWO)
         q = describe(fetch_q, reorder(given.q, ROWS_FIRST), q_box(plan))
-        k = last_v = None
+        k = last_v = rows = extra_rows = None
         if cutlass.const_expr(plan.by_tma):
             tensor, own = reorder(given.keys.store, (1, 2, 0)), cpasync.CopyBulkTensorTileG2SOp()
             k = describe(fetch, tensor, k_box(plan))
             last_v = describe(own, tensor, k_box(plan))
+        if cutlass.const_expr(plan.gathers):
+            rows = rows_of(given.keys)
+            if cutlass.const_expr(self.config.extra is not None):
+                extra_rows = rows_of(given.extra)
         pairs = self.config.cluster * given.parts * (plan.tiles.count // PAIR) * given.q.shape[0]
-        self.kernel(q, k, last_v, given).launch(
+        self.kernel(q, k, last_v, rows, extra_rows, given).launch(
             grid=(PAIR * pairs, 1, 1),
             block=(plan.roles.threads, 1, 1),
             cluster=(plan.ctas, 1, 1),
@@ -83,6 +89,8 @@ class LatentSm100:
         q: TmaTensor,
         k: TmaTensor | None,
         last_v: TmaTensor | None,
+        rows: TmaTensor | None,
+        extra_rows: TmaTensor | None,
         given: KernelArguments,
     ) -> None:
         """Run a CTA, see `../shared/work.py` for its work."""
@@ -108,7 +116,8 @@ class LatentSm100:
             order_before_signal()
         cute.arch.sync_threads()
         order_after_wait()
-        scope = Scope(q, k, last_v, given, work, self.buffers(smem), pipes)
+        buffers = self.buffers(smem)
+        scope = Scope(q, k, last_v, rows, extra_rows, given, work, buffers, pipes)
         if warp <= self.softmax.role.last_warp:
             set_registers(plan.roles, self.softmax.role)
             self.softmax.run(scope)
@@ -117,10 +126,10 @@ class LatentSm100:
             self.issue(scope, warp)
         else:
             if cutlass.const_expr(not plan.by_tma):
-                for copy in self.copies:
-                    if warp >= copy.role.first_warp and warp <= copy.role.last_warp:
-                        set_registers(plan.roles, copy.role)
-                        copy.run(scope)
+                for each in self.fetchers:
+                    if warp >= each.role.first_warp and warp <= each.role.last_warp:
+                        set_registers(plan.roles, each.role)
+                        each.run(scope)
         if warp > self.softmax.role.last_warp:
             if cutlass.const_expr(self.config.cluster > 1):
                 cute.arch.cluster_arrive_relaxed()  # as the softmax does, see `finish.py`
@@ -141,9 +150,13 @@ class LatentSm100:
             self.mma.run(scope)
         elif warp == self.load_k.role.first_warp:
             self.load_k.run(scope)
+            if cutlass.const_expr(self.plan.gathers):
+                announce(self.plan, scope, False)
         elif warp == self.load_v.role.first_warp:
             if cutlass.const_expr(self.plan.by_tma):
                 self.load_v.run(scope)
+            if cutlass.const_expr(self.plan.gathers):
+                announce(self.plan, scope, True)
 
     @cute.jit
     def clear_rows(self, buffers: Buffers) -> None:

@@ -76,8 +76,8 @@ class Mma:
         """Whole life of the warp: in the leader."""
         if in_leader():
             count = scope.work.count
-            if mailbox_of(self.plan, scope.work, scope.buffers).senders > 0:
-                scope.pipes.q.wait(consumer_state_at(1, Int32(0)))  # also to a CTA without keys
+            if count == 0 and mailbox_of(self.plan, scope.work, scope.buffers).senders > 0:
+                scope.pipes.q.wait(consumer_state_at(1, Int32(0)))  # it comes in any case
             for number in cutlass.range(count + 1, unroll=1):
                 if number < count:
                     self.multiply_keys(scope, number)
@@ -90,6 +90,8 @@ class Mma:
         plan, pipes, buffers, groups = self.plan, scope.pipes, scope.buffers, self.plan.groups
         into = producer_state_at(S_STAGES, number)
         pipes.s.wait_free(into)
+        if number == 0:  # here, so that all that the loop needs is ready by then
+            pipes.q.wait(consumer_state_at(1, number))
         tmem.order_after_wait()
         first = plan.tmem["S0"]
         d = buffers.tmem.toint() + first.begin + into.index * first.columns

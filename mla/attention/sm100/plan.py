@@ -82,6 +82,18 @@ class Plan100:
         return plain and fits and not keys.listed and self.config.extra is None
 
     @cached_property
+    def gathers(self) -> bool:
+        """Whether TMA fetches entries by their numbers: slots of all sources have one row."""
+        sources = self.config.sources
+        plain = all(each.form.plain and not each.form.code for each in sources)
+        return plain and all(each.listed and each.rows == 1 for each in sources)
+
+    @cached_property
+    def copies(self) -> bool:
+        """Whether threads copy or convert keys, since TMA can neither bring nor fetch them."""
+        return not self.by_tma and not self.gathers
+
+    @cached_property
     def coded(self) -> bool:
         """Whether threads convert keys; else they copy them, if TMA does not bring them."""
         return any(keys.form.code for keys in self.config.sources)
@@ -130,7 +142,7 @@ class Plan100:
 
     @cached_property
     def roles(self) -> RolePlan:
-        brought = "by TMA" if self.by_tma else "if TMA can bring them"
+        brought = "if TMA can bring them" if self.copies else "by TMA"
         roles = [
             Role("softmax", 0, 4, "S -> P, rescale and store O: half a row per thread"),
             Role("mma", 4, 1, "S = Q K^T and O += P V on the tensor core"),
@@ -138,12 +150,18 @@ class Plan100:
             Role("load_v", 6, 1, f"load values {brought}"),
             Role("idle", 7, 1, "complete the warpgroup"),
         ]
-        if not self.by_tma:
+        if self.copies:
             verb = "convert" if self.coded else "copy"
             roles += [
                 Role("copy_k", 8, 4, f"{verb} entries for Q K^T"),
                 Role("copy_v", 12, 4, f"{verb} entries for P V, and mark them"),
             ]
+        if self.gathers:
+            roles += [
+                Role("gather_k", 8, 4, "start TMA copies of entries for Q K^T"),
+                Role("gather_v", 12, 4, "start TMA copies of entries for P V, and mark them"),
+            ]
+        if not self.by_tma:
             registers = (184, *[72] * 4, 128, 128)
             roles = [replace(role, registers=n) for role, n in zip(roles, registers, strict=True)]
         return RolePlan(tuple(roles))
@@ -152,9 +170,9 @@ class Plan100:
     def edges(self) -> EdgePlan:
         ring: dict[str, Any] = {"signal": Signal.TMA, "release": Signal.UMMA}
         half = {"tx_bytes": PIECE_BYTES, **ring}  # the last group of K has fewer
-        k, v = "load_k", "load_v"
-        if not self.by_tma:
-            k, v = "copy_k", "copy_v"
+        k, v, marks = "load_k", "load_v", "gather_v" if self.gathers else "load_v"
+        if self.copies:
+            k, v, marks = "copy_k", "copy_v", "copy_v"
             half = {"signal": Signal.WARPS, "release": Signal.UMMA}
         q_bytes = self.panels * self.tiles.rows * PANEL * 2
         told: dict[str, Any] = {"signal": Signal.WARPS, "release": Signal.WARPS}
@@ -165,7 +183,7 @@ class Plan100:
             Edge("s", "mma", "softmax", S_STAGES, Signal.UMMA, "S", release=Signal.THREADS),
             Edge("p", "softmax", "mma", 1, Signal.THREADS, "P", freed_by="o"),
             Edge("o", "mma", "softmax", 1, Signal.UMMA, "O with P V added", freed_by="p"),
-            Edge("marks", v, "softmax", S_STAGES, payload="which keys of a tile exist", **told),
+            Edge("marks", marks, "softmax", S_STAGES, payload="which keys of a tile exist", **told),
         ]
         if self.by_tma:
             edges += [
