@@ -8,7 +8,7 @@ share of the keys; on Blackwell it is a pair of CTAs. The mma.sync kernel has no
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -220,6 +220,7 @@ def plan_of(kernel: str, config: LatentConfig) -> Plan90 | Plan100:
     return Plan90(config) if kernel == WGMMA else Plan100(config)
 
 
+@lru_cache(KEPT)
 def tile_of(kernel: str, config: LatentConfig) -> Tile:
     """Return the tile of a kernel."""
     if kernel == WARP:
@@ -262,10 +263,28 @@ def _cheapest(tile: Tile, load: Load, limit: Places) -> tuple[int, int]:
         at_once = limit(width * tile.pair)
         if not load.cluster and not _possible(tile, width, units * (load.parts or 1), at_once):
             continue
-        most = max(min(at_once // units, tiles // width, MAX_PARTS), 1)
-        for parts in [load.parts] if load.parts else range(1, most + 1):
-            best = min(best, (cost_us(tile, load, width, parts, at_once), width, parts))
+        best = min(best, _cheapest_of(tile, load, width, at_once))
     return best[1], best[2]
+
+
+@lru_cache(KEPT)
+def _cheapest_of(tile: Tile, load: Load, cluster: int, at_once: int) -> tuple[float, int, int]:
+    """Return (microseconds, cluster, parts) of the cheapest split with clusters of one size."""
+    units, tiles = max(load.entries, 1) * tile.count, max(-(-load.keys // tile.keys), 1)
+    most = max(min(at_once // units, tiles // cluster, MAX_PARTS), 1)
+    tried = [load.parts] if load.parts else _parts_to_try(tiles, cluster, most)
+    return min((cost_us(tile, load, cluster, parts, at_once), cluster, parts) for parts in tried)
+
+
+def _parts_to_try(tiles: int, cluster: int, most: int) -> Iterator[int]:
+    """Yield the fewest parts for each number of tiles that a CTA can have: more take longer."""
+    parts = 1
+    while parts <= most:
+        yield parts
+        each = -(-tiles // (cluster * parts))
+        if each == 1:
+            return
+        parts = -(-tiles // (cluster * (each - 1)))
 
 
 def _possible(tile: Tile, cluster: int, clusters: int, at_once: int) -> bool:

@@ -125,11 +125,12 @@ def kernels_for(
     kernel = kernel_of(arguments.kernel, target.arch)
     load = load_of(arguments, target)
     keys = tile_of(kernel, config).keys
+    limits = _limits(arguments, target)
     found = dict.fromkeys(
         decision_for(config, kernel, replace(load, entries=count, keys=length), limit).config
-        for limit in _limits(arguments, target)
         for count in sorted({min(count, load.sms + 1) for count in entries if count})
         for length in _representative(lengths, keys)
+        for limit in limits
     )
     kernels = {(kernel, each): None for each in found}
     for decision in _measured(arguments, target, entries, lengths):
