@@ -12,7 +12,7 @@ from lab.problems.latent import Cache, Dense, Sparse
 from mla import decode, decode_plan, sparse_prefill
 from mla.attention.config import Keys, LatentConfig
 from mla.attention.formats import FORMS
-from mla.attention.sm100 import convert, copy, gather4, kernel, listed, load, softmax
+from mla.attention.sm100 import convert, gather4, kernel, listed, load, softmax
 from mla.attention.sm100.plan import Plan100
 from ptxemu import PtxEmuError
 from tests.mla.latent_cases import ADVERSARIAL, CHECKED, RANDOM, check
@@ -32,7 +32,7 @@ QUICK = (
     Sparse(heads=12, cache=Cache("bf16_512", 32, 150, counts=(150, 1, 0), spare=0),
            extra=Cache("bf16_512", 5, 40, wide=False, spare=0), rope=True, sinks=True,
            options=umma(1, 2)),
-    Sparse(heads=6, tokens=2, cache=Cache("fp8_584", 32, 140, counts=(140, 1)),
+    Sparse(heads=6, tokens=2, cache=Cache("fp8_584", 32, 270, counts=(270, 1)),
            extra=Cache("fp4_288", 5, 20), rope=True, sinks=True, options=umma(2)),
 )  # fmt: skip
 COPIED = Sparse(
@@ -139,14 +139,14 @@ def test_plans_fit():
 
 TRAPS = {
     "marks of copied entries": (
-        listed, copy, "mark", ("vote_ballot_sync(found >= 0)", "vote_ballot_sync(found >= -1)")
+        listed, convert, "mark", ("vote_ballot_sync(found >= 0)", "vote_ballot_sync(found >= -1)")
     ),
     "marks of fetched entries": (
         gather4, kernel, "Gather", ("_sync(own >= 0)", "_sync(own >= -1)")
     ),
     "a free stage": (gather4, kernel, "Gather", ("ring.wait_free(free(part, number))", "pass")),
     "a free stage of copied entries": (
-        copy, kernel, "Copy", ("ring.wait_free(free(part, number))", "pass")
+        convert, kernel, "Convert", ("ring.wait_free(free(stage, number))\n", "pass\n")
     ),
     "values past the end": (
         load, kernel, "LoadV", ("if first + key >= scope.work.keys", "if key < 0")

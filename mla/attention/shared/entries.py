@@ -90,13 +90,6 @@ def number_from(
     return index * keys.rows + key % keys.rows if there else Int32(-1)
 
 
-@cute.jit
-def number_of(intake: cutlass.Constexpr, scope: HasWork, key: Int32, count: Int32) -> Int32:
-    """Return the number of the entry of a key below `count`, -1 of another one."""
-    index = index_of(intake, scope, key, count)
-    return number_from(intake, source_of(scope, intake), index, key)
-
-
 # ---- places and scales
 
 

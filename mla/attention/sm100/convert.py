@@ -1,4 +1,4 @@
-"""Convert roles: four warps each bring entries of caches with codes, as keys and as values (device
+"""Convert roles: four warps each bring entries that TMA cannot, as keys and as values (device
 code).
 
 A CTA converts its 64 keys for Q K^T, and its half of the columns of all 128 keys for P V: what it
@@ -6,20 +6,22 @@ multiplies, and so no CTA waits for another one's stores. Both are two parts of 
 columns. A warp has 16 of the keys, and four lanes share an entry. A lane holds both parts of a tile
 in registers. Once it has converted a part it loads that of the next tile in its place. In the first
 tile, which all wait for, values are loaded after keys.
-Columns in bf16 next to codes, and entries in bf16 beside a source with codes, come by cp.async.
+Columns in bf16 next to codes come by cp.async, and so do entries in bf16: those of pages that lie
+apart or that a table lists, and those beside a source with codes.
 """
 
 from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, Int64
 
 from kernelkit.device.barriers import arrive, meet
 from kernelkit.device.pipelines import Ring
 from mla.attention.shared.entries import (
     Entries,
     find_entries,
+    index_type,
     make_entries,
     source_of,
     take_over,
@@ -38,7 +40,15 @@ from mla.attention.shared.units import (
     units_at,
 )
 from mla.attention.sm100.args import Scope
-from mla.attention.sm100.listed import look_up, mark, number_to_mark, tell
+from mla.attention.sm100.listed import (
+    index_in_tile,
+    look_up,
+    mark,
+    number_in_tile,
+    numbers_in_tile,
+    row_to_mark,
+    tell,
+)
 from mla.attention.sm100.load import free
 from mla.attention.sm100.plan import OWN_KEYS, PIECE_BYTES, PIECES, Plan100
 
@@ -50,7 +60,7 @@ BESIDE = 2  # stage of K behind its halves
 class Part:
     """What a lane has of a part of a tile, in registers."""
 
-    numbers: cute.Tensor  # (entry,), of the next tile; those of K have one tensor
+    indices: cute.Tensor  # (entry,), of the next tile; both parts of K have the same
     entries: Entries
     held: Held
 
@@ -71,7 +81,7 @@ class Convert:
         work, intakes = scope.work, self.intakes
         middle = cutlass.min(cutlass.max(work.own_tiles - work.begin, 0), work.count)
         shares = ((Int32(0), middle), (middle, work.count))
-        firsts = [self.make_numbers(intake) for intake in intakes]
+        firsts = [self.make_indices(intake) for intake in intakes]
         for which in cutlass.range_constexpr(len(intakes)):
             self.look_up_all(intakes[which], scope, *shares[which], firsts[which])
         for which in cutlass.range_constexpr(len(intakes)):
@@ -92,16 +102,16 @@ class Convert:
         scope: Scope,
         begin: Int32,
         end: Int32,
-        numbers: list[cute.Tensor],
+        indices: list[cute.Tensor],
     ) -> None:
         """Bring the tiles [begin, end) of this CTA, whose keys are of one source.
 
-        numbers: of the lane's entries in the first of the tiles.
+        indices: of the lane's keys in the first of the tiles.
         """
         if cutlass.const_expr(intake.converts):
-            self.convert_all(intake, scope, begin, end, numbers)
+            self.convert_all(intake, scope, begin, end, indices)
         else:
-            self.copy_all(intake, scope, begin, end, numbers)
+            self.copy_all(intake, scope, begin, end, indices)
 
     # ---- places
 
@@ -115,10 +125,16 @@ class Convert:
         """Return the lane's first row among 64 keys."""
         return self.warp() * intake.spread.rows + cute.arch.lane_idx() // intake.spread.lanes
 
-    def make_numbers(self, intake: cutlass.Constexpr) -> list[cute.Tensor]:
-        """Return registers for the numbers of the lane's entries in a tile: among 64 keys each."""
-        pieces = PIECES if self.values else 1
-        return [cute.make_rmem_tensor(intake.spread.turns, Int32) for _ in range(pieces)]
+    @cute.jit
+    def row_of(self, intake: cutlass.Constexpr, scope: Scope, piece: cutlass.Constexpr) -> Int32:
+        """Return the lane's first row in a tile: of a piece of V, or of the CTA's own keys."""
+        keys = Int32(piece) if cutlass.const_expr(self.values) else scope.work.sharer
+        return keys * OWN_KEYS + self.row(intake)
+
+    def make_indices(self, intake: cutlass.Constexpr) -> list[cute.Tensor]:
+        """Return registers for the indices of the lane's keys in a tile: among 64 keys each."""
+        size, pieces = intake.spread.turns, PIECES if self.values else 1
+        return [cute.make_rmem_tensor(size, index_type(intake)) for _ in range(pieces)]
 
     @cute.jit
     def look_up_all(
@@ -127,13 +143,12 @@ class Convert:
         scope: Scope,
         number: Int32,
         end: Int32,
-        numbers: list[cute.Tensor],
+        indices: list[cute.Tensor],
     ) -> None:
-        """Load the numbers of the lane's entries in tile `number`; -1 from tile `end` on."""
-        for piece in cutlass.range_constexpr(len(numbers)):
-            keys = Int32(piece) if cutlass.const_expr(self.values) else scope.work.sharer
-            row = keys * OWN_KEYS + self.row(intake)
-            look_up(intake, scope, number, end, row, numbers[piece])
+        """Load the indices of the lane's keys in tile `number`; -1 from tile `end` on."""
+        for piece in cutlass.range_constexpr(len(indices)):
+            row = self.row_of(intake, scope, piece)
+            look_up(intake, scope, number, end, row, indices[piece])
 
     @cute.jit
     def line_of(self, intake: cutlass.Constexpr, scope: Scope, part: cutlass.Constexpr) -> Int32:
@@ -157,42 +172,71 @@ class Convert:
         scope: Scope,
         begin: Int32,
         end: Int32,
-        numbers: list[cute.Tensor],
+        indices: list[cute.Tensor],
     ) -> None:
         """Convert the tiles [begin, end), part by part."""
         parts = [
-            Part(numbers[part if self.values else 0], make_entries(intake), make_held(intake))
+            Part(indices[part if self.values else 0], make_entries(intake), make_held(intake))
             for part in range(PARTS)
         ]
         if cutlass.const_expr(self.values):
             if begin == 0:
                 meet(self.plan.barriers, "first")
         for part in cutlass.range_constexpr(PARTS):
-            self.fetch(intake, scope, part, parts[part])
+            self.fetch(intake, scope, begin, part, parts[part])
         if cutlass.const_expr(not self.values):
             if begin == 0:
                 arrive(self.plan.barriers, "first")
-        self.look_up_all(intake, scope, begin + 1, end, numbers)
-        marked = Int32(-1)
-        if cutlass.const_expr(self.values):
-            marked = number_to_mark(intake, scope, self.warp(), begin, end)
+        self.look_up_all(intake, scope, begin + 1, end, indices)
+        marked = self.index_to_mark(intake, scope, begin, end)
         for number in cutlass.range(begin, end, unroll=1):
-            if cutlass.const_expr(self.values):
-                mark(scope, self.warp(), number, marked)
-                marked = number_to_mark(intake, scope, self.warp(), number + 1, end)
+            marked = self.mark(intake, scope, number, end, marked)
             for part in cutlass.range_constexpr(PARTS):
                 self.convert(intake, scope, number, part, parts[part])
                 if number + 1 < end:
-                    self.fetch(intake, scope, part, parts[part])
-            self.look_up_all(intake, scope, number + 2, end, numbers)
+                    self.fetch(intake, scope, number + 1, part, parts[part])
+            self.look_up_all(intake, scope, number + 2, end, indices)
+
+    @cute.jit
+    def index_to_mark(
+        self, intake: cutlass.Constexpr, scope: Scope, number: Int32, end: Int32
+    ) -> Int32 | Int64:
+        """Load the index of the key that the lane marks in tile `number`, if it marks any."""
+        if cutlass.const_expr(not self.values):
+            return index_type(intake)(-1)
+        return index_in_tile(intake, scope, number, end, row_to_mark(self.warp()))
+
+    @cute.jit
+    def mark(
+        self,
+        intake: cutlass.Constexpr,
+        scope: Scope,
+        number: Int32,
+        end: Int32,
+        index: Int32 | Int64,
+    ) -> Int32 | Int64:
+        """Mark the keys of a tile; return what `index_to_mark` does for the next one."""
+        following = self.index_to_mark(intake, scope, number + 1, end)
+        if cutlass.const_expr(self.values):
+            row = row_to_mark(self.warp())
+            found = number_in_tile(intake, scope, number, index, row)
+            mark(scope, self.warp(), number, found)
+        return following
 
     @cute.jit
     def fetch(
-        self, intake: cutlass.Constexpr, scope: Scope, part: cutlass.Constexpr, own: Part
+        self,
+        intake: cutlass.Constexpr,
+        scope: Scope,
+        number: Int32,
+        part: cutlass.Constexpr,
+        own: Part,
     ) -> None:
-        """Find the entries of a part, and load their scales and the lane's chunks."""
+        """Find the entries of a part of a tile, and load their scales and the lane's chunks."""
         source, half = source_of(scope, intake), self.half_of(scope, part)
-        find_entries(intake, source, own.numbers, half, own.entries)
+        row = self.row_of(intake, scope, part)
+        numbers = numbers_in_tile(intake, scope, number, own.indices, row)
+        find_entries(intake, source, numbers, half, own.entries)
         for turn in cutlass.range_constexpr(intake.spread.turns):
             for chunk in cutlass.range_constexpr(intake.chunks):
                 fetch_chunk(intake, source, own.entries, own.held, (turn, chunk), half)
@@ -261,22 +305,19 @@ class Convert:
         scope: Scope,
         begin: Int32,
         end: Int32,
-        numbers: list[cute.Tensor],
+        indices: list[cute.Tensor],
     ) -> None:
         """Copy the tiles [begin, end)."""
-        entries = [make_entries(intake) for _ in numbers]
+        entries = [make_entries(intake) for _ in indices]
         source, ring = source_of(scope, intake), self.ring(scope)
+        marked = self.index_to_mark(intake, scope, begin, end)
         for number in cutlass.range(begin, end, unroll=1):
-            for piece in cutlass.range_constexpr(len(numbers)):
-                find_entries(intake, source, numbers[piece], Int32(0), entries[piece])
-            self.look_up_all(intake, scope, number + 1, end, numbers)
-            if cutlass.const_expr(self.values):
-                mark(
-                    scope,
-                    self.warp(),
-                    number,
-                    number_to_mark(intake, scope, self.warp(), number, end),
-                )
+            for piece in cutlass.range_constexpr(len(indices)):
+                row = self.row_of(intake, scope, piece)
+                numbers = numbers_in_tile(intake, scope, number, indices[piece], row)
+                find_entries(intake, source, numbers, Int32(0), entries[piece])
+            self.look_up_all(intake, scope, number + 1, end, indices)
+            marked = self.mark(intake, scope, number, end, marked)
             for stage in cutlass.range_constexpr(self.stages):
                 ring.wait_free(free(stage, number))
                 places = entries[stage if cutlass.const_expr(self.values) else 0].places

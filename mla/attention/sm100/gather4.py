@@ -15,11 +15,8 @@ from kernelkit.device.boxes import Box, TmaTensor
 from kernelkit.device.gather4 import GATHERED, describe_rows, gather_panels, map_of
 from kernelkit.device.pipelines import Ring, producer_state_at
 from mla.attention.kernel_arguments import Source
-from mla.attention.shared.entries import number_of
-from mla.attention.shared.intake import Intake
 from mla.attention.sm100.args import Scope
-from mla.attention.sm100.copy import SPREAD
-from mla.attention.sm100.listed import keys_of_tile
+from mla.attention.sm100.listed import index_in_tile, number_in_tile
 from mla.attention.sm100.load import free
 from mla.attention.sm100.plan import (
     COLUMNS,
@@ -76,9 +73,7 @@ class Gather:
     def __init__(self, plan: Plan100, values: bool) -> None:
         self.plan, self.values = plan, values
         self.role = plan.roles["gather_v" if values else "gather_k"]
-        self.intakes = tuple(
-            Intake(which, keys, SPREAD, 1, "") for which, keys in enumerate(plan.config.sources)
-        )
+        self.intakes = plan.intakes
 
     @cute.jit
     def run(self, scope: Scope) -> None:
@@ -103,29 +98,27 @@ class Gather:
         """Fetch the tiles [begin, end) of this CTA, whose keys are of one source."""
         cpasync.prefetch_descriptor(tma.atom)
         parts = len(panels_of(self.plan, self.values))
-        own = self.look_up(intake, scope, begin, end)
+        index = index_in_tile(intake, scope, begin, end, self.row(scope))
         for number in cutlass.range(begin, end, unroll=1):
+            own = number_in_tile(intake, scope, number, index, self.row(scope))
+            index = index_in_tile(intake, scope, number + 1, end, self.row(scope))
             if cutlass.const_expr(self.values):
                 self.mark(scope, number, own)
             entries = of_lanes(own, PIECES * OWN if self.values else OWN)
-            own = self.look_up(intake, scope, number + 1, end)
             for part in cutlass.range_constexpr(parts):
                 first = part * OWN if cutlass.const_expr(self.values) else 0
                 self.fetch(scope, tma, number, part, entries[first : first + OWN])
 
     @cute.jit
-    def look_up(self, intake: cutlass.Constexpr, scope: Scope, number: Int32, end: Int32) -> Int32:
-        """Load the number of this lane's entry in tile `number`; -1 from tile `end` on.
+    def row(self, scope: Scope) -> Int32:
+        """Return the row of a tile that this lane looks up.
 
         The second half of the lanes has keys of the second piece of V; of K they repeat the first.
         """
-        first, count = keys_of_tile(intake, scope, number)
-        count = count if number < end else Int32(0)
         lane, half = cute.arch.lane_idx(), scope.work.sharer
         if cutlass.const_expr(self.values):
             half = lane // OWN
-        key = first + half * OWN_KEYS + self.warp() * OWN + lane % OWN
-        return number_of(intake, scope, key, count)
+        return half * OWN_KEYS + self.warp() * OWN + lane % OWN
 
     def warp(self) -> Int32:
         """Return the number of this warp in the role."""

@@ -1,9 +1,8 @@
 """Attention to latent keys on Blackwell: host entry, prologue, dispatch of the warps.
 
 Read `plan.py` first (roles, buffers, barriers), then this file, `load.py`, and of listed entries
-`gather4.py`, or `listed.py` with `copy.py` or `convert.py`; then `mma.py`, `softmax.py`, and
-`finish.py`. The work of a CTA, the conversion of entries and the exchange of a cluster are in
-`../shared/`.
+`listed.py` with `gather4.py` or `convert.py`; then `mma.py`, `softmax.py`, and `finish.py`. The
+work of a CTA, the conversion of entries and the exchange of a cluster are in `../shared/`.
 """
 
 import cutlass
@@ -28,7 +27,6 @@ from mla.attention.shared.work import locate
 from mla.attention.signature import example_arguments
 from mla.attention.sm100.args import Buffers, Pipes, Scope
 from mla.attention.sm100.convert import Convert
-from mla.attention.sm100.copy import Copy
 from mla.attention.sm100.finish import mailbox_of
 from mla.attention.sm100.gather4 import Gather, announce, rows_of
 from mla.attention.sm100.load import LoadK, LoadV, k_box, q_box
@@ -49,7 +47,7 @@ class LatentSm100:
         self.softmax, self.mma = Softmax(self.plan), Mma(self.plan)
         self.load_k, self.load_v = LoadK(self.plan), LoadV(self.plan)
         if not self.plan.by_tma:
-            bring = Gather if self.plan.gathers else Convert if self.plan.coded else Copy
+            bring = Gather if self.plan.gathers else Convert
             self.fetchers = (bring(self.plan, False), bring(self.plan, True))
 
     @property
