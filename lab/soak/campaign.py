@@ -7,6 +7,7 @@ twice, and again in other ways that have to give the same bits."""
 from __future__ import annotations
 
 import argparse
+import gc
 import math
 import multiprocessing
 import os
@@ -28,6 +29,7 @@ import torch
 from kernelkit.call.launch import emulation
 from kernelkit.compile import store
 from kernelkit.compile.arch import written_for
+from kernelkit.compile.compiler import forget
 from kernelkit.compile.keys import KernelKey
 from kernelkit.compile.warm import ready
 from kernelkit.numerics import tolerance
@@ -496,6 +498,9 @@ def drawn(soak: Soak, kernels: Sequence[Kernel], problems: int) -> None:
             f"{took:.1f} s: {describe(kernel.config)}",
             flush=True,
         )
+        if soak.place.backend == "emulate":
+            forget()  # no later problem needs the kernel, and 30 of them take 8 GB
+            gc.collect()
         if soak.seconds_left <= 0:
             break
     if soak.seconds_left <= 0:
