@@ -160,7 +160,7 @@ TRAPS = {
     ),
     "scale of codes": (
         convert, kernel, "Convert",
-        ("own.numbers, half, own.entries", "own.numbers, 1 - half, own.entries"),
+        ("numbers, half, own.entries", "numbers, 1 - half, own.entries"),
     ),
     "copies beside codes": (
         convert, kernel, "Convert",
