@@ -39,6 +39,7 @@ _PYTHON = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LEFT_OUT = {
     ("blackwell_engines/README.md", 1): "transformers, which no user has to have",
     ("blackwell_engines/README.md", 2): "the same",
+    ("docs/deepseek_v4.md", 2): "it continues the first one",
     ("docs/moe_hopper.md", 1): "a checkpoint",
     ("docs/ptxemu/commands.md", 1): "a file for the commands of the page",
     ("docs/ptxemu/from_python.md", 2): "it imports that file",
