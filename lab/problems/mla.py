@@ -241,8 +241,7 @@ def tiles(plan: Plan) -> Section:
             ("keys", f"32 keys, {how}; {plan.stages} stages"),
         ]
         return "Tiles", rows
-    fetched = isinstance(plan, Plan100) and plan.gathers
-    how = "TMA" if plan.by_tma or fetched else "threads, which convert them to bf16"
+    how = "threads, which convert them to bf16" if plan.copies else "TMA"
     rows = [
         ("rows", f"{plan.tiles.heads} heads x {plan.tiles.tokens} tokens of {plan.mail.most_rows}"),
         ("keys", f"{plan.keys} keys in panels of 64 columns, brought by {how}"),

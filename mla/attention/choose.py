@@ -232,7 +232,7 @@ def tile_of(kernel: str, config: LatentConfig) -> Tile:
         keys=plan.keys,
         count=plan.tiles.count // pair,
         costs=COSTS[kernel],
-        gathered=not plan.by_tma and not (isinstance(plan, Plan100) and plan.gathers),
+        gathered=plan.copies,
         pair=pair,
         capacity=plan.mail.capacity,
     )

@@ -59,6 +59,20 @@ def data_of(source: Source, place: Uint32) -> Int64:
 
 
 @cute.jit
+def keys_of_tile(
+    intake: cutlass.Constexpr, scope: HasWork, number: Int32, size: cutlass.Constexpr
+) -> tuple[Int32, Int32]:
+    """Return the first key of a tile of this CTA in its source, and how many the source has.
+
+    size: keys of a tile.
+    """
+    tile, count = scope.work.begin + number, scope.work.keys
+    if cutlass.const_expr(intake.which == 1):
+        tile, count = tile - scope.work.own_tiles, scope.work.extra
+    return tile * size, count
+
+
+@cute.jit
 def index_of(intake: cutlass.Constexpr, scope: HasWork, key: Int32, count: Int32) -> Int32 | Int64:
     """Load the index of a key below `count`, -1 for another one: the number of an entry if keys are
     listed, else that of the key's page. `number_from` waits for it, this function does not.

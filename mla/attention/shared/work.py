@@ -136,6 +136,12 @@ def keys_of(keys: Keys, source: Source, entry: Int32) -> Int32:
 
 
 @cute.jit
+def count_of_first(work: Work) -> Int32:
+    """Return how many of the CTA's tiles are of the first source; they come first."""
+    return cutlass.min(cutlass.max(work.own_tiles - work.begin, 0), work.count)
+
+
+@cute.jit
 def row_of(plan: SharingPlan, work: Work, row: Int32) -> Row:
     """Return a row of the CTA's tile."""
     config, tiles = plan.config, plan.tiles

@@ -17,7 +17,6 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from kernelkit.device.barriers import arrive, meet
-from kernelkit.device.pipelines import Ring
 from mla.attention.shared.entries import (
     Entries,
     find_entries,
@@ -39,6 +38,7 @@ from mla.attention.shared.units import (
     store_rest,
     units_at,
 )
+from mla.attention.shared.work import count_of_first
 from mla.attention.sm100.args import Scope
 from mla.attention.sm100.listed import (
     index_in_tile,
@@ -49,7 +49,7 @@ from mla.attention.sm100.listed import (
     row_to_mark,
     tell,
 )
-from mla.attention.sm100.load import free
+from mla.attention.sm100.load import free, leave, ring_of
 from mla.attention.sm100.plan import OWN_KEYS, PIECE_BYTES, PIECES, Plan100
 
 PARTS = 2  # of a tile: halves of K, pieces of V
@@ -79,7 +79,7 @@ class Convert:
     def run(self, scope: Scope) -> None:
         """Whole life of the warps."""
         work, intakes = scope.work, self.intakes
-        middle = cutlass.min(cutlass.max(work.own_tiles - work.begin, 0), work.count)
+        middle = count_of_first(work)
         shares = ((Int32(0), middle), (middle, work.count))
         firsts = [self.make_indices(intake) for intake in intakes]
         for which in cutlass.range_constexpr(len(intakes)):
@@ -88,12 +88,7 @@ class Convert:
             begin, end = shares[which]
             if begin < end:
                 self.stream(intakes[which], scope, begin, end, firsts[which])
-        for stage in cutlass.range_constexpr(self.stages):
-            # Releases come from the leader, and have to find this CTA alive.
-            self.ring(scope).wait_free(free(stage, work.count))
-
-    def ring(self, scope: Scope) -> Ring:
-        return scope.pipes.v if self.values else scope.pipes.k
+        leave(ring_of(scope, self.values), self.stages, work.count)
 
     @cute.jit
     def stream(
@@ -253,7 +248,8 @@ class Convert:
         own: Part,
     ) -> None:
         """Convert and store what the lane holds of a part, once its stage is free."""
-        ring, half, entries = self.ring(scope), self.half_of(scope, part), make_entries(intake)
+        ring, half = ring_of(scope, self.values), self.half_of(scope, part)
+        entries = make_entries(intake)
         ring.wait_free(free(part, number))
         if cutlass.const_expr(self.has_beside(part)):
             ring.wait_free(free(BESIDE, number))
@@ -309,7 +305,7 @@ class Convert:
     ) -> None:
         """Copy the tiles [begin, end)."""
         entries = [make_entries(intake) for _ in indices]
-        source, ring = source_of(scope, intake), self.ring(scope)
+        source, ring = source_of(scope, intake), ring_of(scope, self.values)
         marked = self.index_to_mark(intake, scope, begin, end)
         for number in cutlass.range(begin, end, unroll=1):
             for piece in cutlass.range_constexpr(len(indices)):

@@ -13,11 +13,12 @@ from cutlass.cute.nvgpu import cpasync
 
 from kernelkit.device.boxes import Box, TmaTensor
 from kernelkit.device.gather4 import GATHERED, describe_rows, gather_panels, map_of
-from kernelkit.device.pipelines import Ring, producer_state_at
+from kernelkit.device.pipelines import producer_state_at
 from mla.attention.kernel_arguments import Source
+from mla.attention.shared.work import count_of_first
 from mla.attention.sm100.args import Scope
 from mla.attention.sm100.listed import index_in_tile, number_in_tile
-from mla.attention.sm100.load import free
+from mla.attention.sm100.load import free, leave, ring_of
 from mla.attention.sm100.plan import (
     COLUMNS,
     HALF,
@@ -43,11 +44,6 @@ def rows_of(source: Source) -> TmaTensor:
     return describe_rows(cute.make_tensor(source.store.iterator, layout), Box(1, PANEL, BFloat16))
 
 
-@cute.jit
-def ring_of(scope: Scope, values: cutlass.Constexpr) -> Ring:
-    return scope.pipes.v if cutlass.const_expr(values) else scope.pipes.k
-
-
 def panels_of(plan: Plan100, values: bool) -> tuple[range, ...]:
     """Return the panels of each group of K, or of each piece of V."""
     return (range(HALF),) * PIECES if values else plan.groups
@@ -62,9 +58,7 @@ def announce(plan: Plan100, scope: Scope, values: cutlass.Constexpr) -> None:
     for number in cutlass.range(scope.work.count, unroll=1):
         for part in cutlass.range_constexpr(len(parts)):
             ring.acquire_bytes(free(part, number), len(parts[part]) * PANEL_BYTES)
-    for part in cutlass.range_constexpr(len(parts)):
-        # Releases come from the leader, and have to find this CTA alive.
-        ring.wait_free(free(part, scope.work.count))
+    leave(ring, len(parts), scope.work.count)
 
 
 class Gather:
@@ -79,7 +73,7 @@ class Gather:
     def run(self, scope: Scope) -> None:
         """Whole life of the warps."""
         work = scope.work
-        middle = cutlass.min(cutlass.max(work.own_tiles - work.begin, 0), work.count)
+        middle = count_of_first(work)
         if middle > 0:  # else the first tile would lie outside of the source
             self.stream(self.intakes[0], scope, scope.rows, Int32(0), middle)
         if cutlass.const_expr(self.plan.config.extra is not None):

@@ -11,20 +11,11 @@ from cutlass import Int32, Int64, Uint32
 from kernelkit.device.pipelines import Ring, producer_state_at
 from kernelkit.device.shared_words import store
 from kernelkit.plan import hw
-from mla.attention.shared.entries import index_of, number_from, source_of
+from mla.attention.shared.entries import index_of, keys_of_tile, number_from, source_of
 from mla.attention.sm100.args import Scope
 from mla.attention.sm100.plan import KEYS, S_STAGES
 
 LEAST = -(1 << 31)  # number of keys that no key is below
-
-
-@cute.jit
-def keys_of_tile(intake: cutlass.Constexpr, scope: Scope, number: Int32) -> tuple[Int32, Int32]:
-    """Return the first key of a tile of this pair in its source, and how many the source has."""
-    tile, count = scope.work.begin + number, scope.work.keys
-    if cutlass.const_expr(intake.which == 1):
-        tile, count = tile - scope.work.own_tiles, scope.work.extra
-    return tile * KEYS, count
 
 
 @cute.jit
@@ -53,7 +44,7 @@ def index_in_tile(
 
     Tiles of a CTA may end before its second source begins: keys there are negative.
     """
-    first, count = keys_of_tile(intake, scope, number)
+    first, count = keys_of_tile(intake, scope, number, KEYS)
     return index_of(intake, scope, first + row, count if number < end else Int32(LEAST))
 
 
@@ -62,7 +53,7 @@ def number_in_tile(
     intake: cutlass.Constexpr, scope: Scope, number: Int32, index: Int32 | Int64, row: Int32
 ) -> Int32:
     """Return the number of the entry of a key in tile `number`, -1 if its index names none."""
-    first, _ = keys_of_tile(intake, scope, number)
+    first, _ = keys_of_tile(intake, scope, number, KEYS)
     return number_from(intake, source_of(scope, intake), index, first + row)
 
 

@@ -9,7 +9,7 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.pipeline import PipelineState
 
 from kernelkit.device.boxes import Box, BoxPosition, TmaTensor, partition
-from kernelkit.device.pipelines import consumer_state_at, producer_state_at
+from kernelkit.device.pipelines import Ring, consumer_state_at, producer_state_at
 from kernelkit.device.shared_words import store
 from kernelkit.device.umma import shared
 from kernelkit.plan import hw
@@ -123,13 +123,7 @@ class LoadK:
                     target = scope.buffers.k + panel * PANEL_ITEMS
                     barrier = ring.barrier(Int32(group))
                     load_panel(scope.k, box, now, panel * PANEL, target, barrier)
-        self.leave(scope)
-
-    @cute.jit
-    def leave(self, scope: Scope) -> None:
-        """Wait until the leader has released all stages, so that its releases find this CTA."""
-        for group in cutlass.range_constexpr(len(self.plan.groups)):
-            scope.pipes.k.wait_free(free(group, scope.work.count))
+        leave(ring, len(groups), work.count)
 
 
 class LoadV:
@@ -155,8 +149,7 @@ class LoadV:
                     self.load_piece(scope, scope.k, boxes, piece, ring.barrier(Int32(piece)))
             else:
                 self.load_last(scope, first, boxes, number)
-        for piece in cutlass.range_constexpr(PIECES):
-            ring.wait_free(free(piece, work.count))
+        leave(ring, PIECES, work.count)
 
     @cute.jit
     def load_piece(
@@ -233,6 +226,22 @@ def bits_of_part(part: int, rows: int, word: int) -> int:
 def free(stage: int, number: Int32) -> PipelineState:
     """Return the state of who fills a stage for the time `number`."""
     return PipelineState(0, number, Int32(stage), number % 2 ^ 1)
+
+
+@cute.jit
+def leave(ring: Ring, stages: cutlass.Constexpr, count: Int32) -> None:
+    """Wait until the leader has released all stages, so that its releases find this CTA.
+
+    count: how many times each stage was filled.
+    """
+    for stage in cutlass.range_constexpr(stages):
+        ring.wait_free(free(stage, count))
+
+
+@cute.jit
+def ring_of(scope: Scope, values: cutlass.Constexpr) -> Ring:
+    """Return the ring of V or of K."""
+    return scope.pipes.v if cutlass.const_expr(values) else scope.pipes.k
 
 
 @cute.jit

@@ -13,7 +13,13 @@ from cutlass import Int32, Uint32
 from kernelkit.device.shared_words import store
 from kernelkit.plan import hw
 from mla.attention.shared import entries as shared
-from mla.attention.shared.entries import index_of, index_type, number_from, source_of
+from mla.attention.shared.entries import (
+    index_of,
+    index_type,
+    keys_of_tile,
+    number_from,
+    source_of,
+)
 from mla.attention.shared.intake import Intake
 from mla.attention.sm90.args import Scope
 from mla.attention.sm90.plan import KEYS, Plan90
@@ -67,24 +73,14 @@ def look_up(
 
     The warp that marks also loads those of two keys for each lane, all of the tile.
     """
-    count = scope.work.keys if cutlass.const_expr(intake.which == 0) else scope.work.extra
+    first, count = keys_of_tile(intake, scope, number, KEYS)
     count = count if number < end else Int32(0)
-    first = first_key(intake, scope, number)
     for turn in cutlass.range_constexpr(intake.spread.turns):
         key = first + row_of_lane(plan, intake, scope, turn)
         indices.own[turn] = index_of(intake, scope, key, count)
     if marks(plan):
         for part in cutlass.range_constexpr(2):
             indices.every[part] = index_of(intake, scope, first + every_row(part), count)
-
-
-@cute.jit
-def first_key(intake: cutlass.Constexpr, scope: Scope, number: Int32) -> Int32:
-    """Return the first key of a tile of this CTA in its source."""
-    tile = scope.work.begin + number
-    if cutlass.const_expr(intake.which == 1):
-        tile = tile - scope.work.own_tiles
-    return tile * KEYS
 
 
 @cute.jit
@@ -136,7 +132,8 @@ def resolve(
     place: (tile of this CTA, half).
     """
     (tile, half), source = place, source_of(scope, intake)
-    first, numbers = first_key(intake, scope, tile), cute.make_rmem_tensor_like(indices.own, Int32)
+    first, _ = keys_of_tile(intake, scope, tile, KEYS)
+    numbers = cute.make_rmem_tensor_like(indices.own, Int32)
     for turn in cutlass.range_constexpr(intake.spread.turns):
         key = first + row_of_lane(plan, intake, scope, turn)
         numbers[turn] = number_from(intake, source, indices.own[turn], key)

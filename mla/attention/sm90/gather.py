@@ -34,6 +34,7 @@ from mla.attention.shared.units import (
     store_rest,
     units_at,
 )
+from mla.attention.shared.work import count_of_first
 from mla.attention.sm90.args import Scope
 from mla.attention.sm90.entries import (
     Entries,
@@ -83,7 +84,7 @@ class Gather:
     def fill(self, scope: Scope) -> None:
         """Fill the buffers with the tiles of a unit."""
         work = scope.work
-        middle = cutlass.min(cutlass.max(work.own_tiles - work.begin, 0), work.count)
+        middle = count_of_first(work)
         self.stream(scope, 0, Int32(0), middle)
         if cutlass.const_expr(self.plan.config.extra is not None):
             self.stream(scope, 1, middle, work.count)

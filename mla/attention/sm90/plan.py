@@ -74,6 +74,11 @@ class Plan90:
         return plain and fits and not keys.listed and self.config.extra is None
 
     @cached_property
+    def copies(self) -> bool:
+        """Whether threads fetch keys, since TMA cannot bring them."""
+        return not self.by_tma
+
+    @cached_property
     def crosses(self) -> bool:
         """Whether each of two CTAs gathers half of a tile, and gives it to the other one."""
         return self.config.ways.crossing != ""
