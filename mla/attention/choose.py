@@ -18,10 +18,10 @@ from kernelkit.call.launch import Target, clusters_at_once, sms_of
 from kernelkit.compile.arch import PORTABLE, written_for
 from kernelkit.plan import hw
 from mla.attention.arguments import MAX_PARTS, Arguments
-from mla.attention.config import MAX_CLUSTER, LatentConfig
+from mla.attention.config import MAX_CLUSTER, LatentConfig, Ways
 from mla.attention.formats import LATENT
 from mla.attention.portable.plan import KEYS, PortablePlan
-from mla.attention.sm90.plan import Plan90
+from mla.attention.sm90.plan import SLICES, Plan90
 from mla.attention.sm100.plan import PAIR, Plan100
 
 KEPT = 1024  # cached decisions
@@ -44,13 +44,14 @@ MIN_KEYS_OF_FIXED_PART, MAX_FIXED_PARTS = 512, 16
 class Costs:
     """Estimated microseconds of the parts of a launch with clusters.
 
-    fixed: a CTA without its tiles.
+    fixed, rank: a CTA without its tiles, and each CTA of its cluster.
     tile, gathered: a tile that TMA brings or fetches, or that threads copy.
     sent, owned: a row that a rank of a cluster sends, and one that it finishes.
     merge, merged: a merge of parts, and a row of a part in it.
     """
 
     fixed: float
+    rank: float
     tile: float
     gathered: float
     sent: float
@@ -60,9 +61,10 @@ class Costs:
 
 
 COSTS = {
-    WGMMA: Costs(6.0, 1.4, 4.0, 0.04, 0.09, 2.0, 0.06),  # of an H200, notes/mla.md
-    UMMA: Costs(4.0, 1.5, 4.0, 0.02, 0.05, 2.0, 0.03),  # of a B200, modelled
+    WGMMA: Costs(3.3, 0.14, 1.4, 2.4, 0.06, 0.13, 1.5, 0.06),  # of an H200, notes/mla.md
+    UMMA: Costs(4.0, 0.0, 1.5, 4.0, 0.02, 0.05, 2.0, 0.03),  # of a B200, modelled
 }
+FEW_TILES = 16  # of a unit: clusters that stay gain 5 % of 10 tiles, and nothing of 32
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class Tile:
     gathered: whether threads copy keys, since TMA cannot bring them.
     pair: CTAs of a rank of a cluster, each with a row tile.
     capacity: rows of O that a CTA can receive from a cluster.
+    slices: numbers of slices of the columns of V that clusters can divide.
     """
 
     rows: int
@@ -84,6 +87,23 @@ class Tile:
     gathered: bool = False
     pair: int = 1
     capacity: int = 0
+    slices: tuple[int, ...] = (1,)
+
+
+@dataclass(frozen=True, order=True)
+class Split:
+    """Division of a unit's work: ranks of a cluster, clusters that share its keys, and slices of
+    the columns of V.
+    """
+
+    cluster: int = 1
+    parts: int = 1
+    slices: int = 1
+
+    @property
+    def whole(self) -> bool:
+        """Whether one rank has a unit alone."""
+        return self.cluster * self.parts * self.slices == 1
 
 
 @dataclass(frozen=True)
@@ -124,7 +144,8 @@ class Decision:
     @property
     def grid(self) -> int:
         """Number of CTAs."""
-        return self.entries * self.row_tiles * self.parts * self.config.cluster
+        config = self.config
+        return self.entries * self.row_tiles * config.slices * self.parts * config.cluster
 
     @property
     def senders(self) -> int:
@@ -137,7 +158,7 @@ class Decision:
         """Shape of the workspace in fp32 (units, parts, words); zeros without parts."""
         if not self.config.parts:
             return 0, 0, 0
-        units = self.entries * self.row_tiles
+        units = self.entries * self.row_tiles * self.config.slices
         if self.kernel == WARP:
             rows = tile_of(self.kernel, self.config).rows
             return units, self.parts, rows * (LATENT + 2)
@@ -193,13 +214,29 @@ def decision_for(
     limit: returns how many clusters of so many CTAs run at once; None for no limit.
     """
     tile = tile_of(kernel, config)
-    cluster, parts = split(tile, load, limit)
-    chosen = replace(config, cluster=cluster, parts=parts > 1)
-    if kernel == WGMMA and cluster * parts == 1 and load.entries * tile.count >= load.sms:
-        # Two row tiles that get the same keys by multicast take 2 % less (notes/mla.md).
-        shared = tile.count % 2 == 0 and not tile.gathered and not load.batch_invariant
-        chosen = replace(chosen, sharers=2 if shared else 1)
-    return Decision(chosen, kernel, parts, tile.count * tile.pair, load.entries)
+    found = split(tile, load, limit)
+    chosen = replace(config, cluster=found.cluster, parts=found.parts > 1, slices=found.slices)
+    if kernel == WGMMA:
+        chosen = _with_ways(chosen, tile, load, found)
+    return Decision(chosen, kernel, found.parts, tile.count * tile.pair, load.entries)
+
+
+def _with_ways(config: LatentConfig, tile: Tile, load: Load, found: Split) -> LatentConfig:
+    """Return the config with the ways of the Hopper kernel that are fastest, see notes/mla.md."""
+    units, converts = load.entries * tile.count, any(s.form.code for s in config.sources)
+    copied = converts and tile.gathered
+    groups = 2 if copied else 1
+    if not found.whole or units < load.sms or load.batch_invariant:
+        return replace(config, ways=Ways(groups=groups))
+    sharers = 2 if tile.count % 2 == 0 and (copied or not tile.gathered) else 1
+    few = -(-load.keys // tile.keys) <= FEW_TILES
+    stays = tile.gathered and units > load.sms and (copied or few)
+    ways = Ways(
+        crossing="copies" if copied and sharers == 2 else "",
+        groups=groups,
+        resident=load.sms // sharers if stays else 0,
+    )
+    return replace(config, sharers=sharers, ways=ways)
 
 
 def kernel_of(name: str, arch: str) -> str:
@@ -235,45 +272,49 @@ def tile_of(kernel: str, config: LatentConfig) -> Tile:
         gathered=plan.copies,
         pair=pair,
         capacity=plan.mail.capacity,
+        slices=SLICES if kernel == WGMMA else (1,),
     )
 
 
-def split(tile: Tile, load: Load, limit: Places | None = None) -> tuple[int, int]:
-    """Return (ranks of a cluster, clusters that share a unit).
+def split(tile: Tile, load: Load, limit: Places | None = None) -> Split:
+    """Return the division of a unit.
 
     Chosen so that about all SMs have work in one wave, and each CTA has at least one tile.
     """
     if load.many:
-        return load.cluster or 1, load.parts or 1
+        return Split(load.cluster or 1, load.parts or 1)
     if tile.costs is not None:
         return _cheapest(tile, load, limit or (lambda width: load.sms // width))
     units = tile.count * (1 if load.batch_invariant else max(load.entries, 1))
     tiles = max(-(-load.keys // tile.keys), 1)
-    return load.cluster or 1, load.parts or _parts(units, tiles, load)  # a cluster is refused
+    return Split(load.cluster or 1, load.parts or _parts(units, tiles, load))  # it has no clusters
 
 
-def _cheapest(tile: Tile, load: Load, limit: Places) -> tuple[int, int]:
+def _cheapest(tile: Tile, load: Load, limit: Places) -> Split:
     """Return the split that takes least time by the estimate of `cost_us`."""
     if load.batch_invariant:
         load = replace(load, entries=1)
     units, tiles = max(load.entries, 1) * tile.count, max(-(-load.keys // tile.keys), 1)
-    best = (math.inf, load.cluster or 1, load.parts or 1)
+    best = (math.inf, Split(load.cluster or 1, load.parts or 1))
     widest = min(tiles, MAX_CLUSTER // tile.pair)
     for width in [load.cluster] if load.cluster else range(1, widest + 1):
         at_once = limit(width * tile.pair)
         if not load.cluster and not _possible(tile, width, units * (load.parts or 1), at_once):
             continue
         best = min(best, _cheapest_of(tile, load, width, at_once))
-    return best[1], best[2]
+    return best[1]
 
 
 @lru_cache(KEPT)
-def _cheapest_of(tile: Tile, load: Load, cluster: int, at_once: int) -> tuple[float, int, int]:
-    """Return (microseconds, cluster, parts) of the cheapest split with clusters of one size."""
+def _cheapest_of(tile: Tile, load: Load, cluster: int, at_once: int) -> tuple[float, Split]:
+    """Return (microseconds, split) of the cheapest split with clusters of one size."""
     units, tiles = max(load.entries, 1) * tile.count, max(-(-load.keys // tile.keys), 1)
-    most = max(min(at_once // units, tiles // cluster, MAX_PARTS), 1)
-    tried = [load.parts] if load.parts else _parts_to_try(tiles, cluster, most)
-    return min((cost_us(tile, load, cluster, parts, at_once), cluster, parts) for parts in tried)
+    tried = []
+    for slices in tile.slices:
+        most = max(min(at_once // (units * slices), tiles // cluster, MAX_PARTS), 1)
+        every = [load.parts] if load.parts else _parts_to_try(tiles, cluster, most)
+        tried += [Split(cluster, parts, slices) for parts in every]
+    return min((cost_us(tile, load, each, at_once), each) for each in tried)
 
 
 def _parts_to_try(tiles: int, cluster: int, most: int) -> Iterator[int]:
@@ -292,22 +333,24 @@ def _possible(tile: Tile, cluster: int, clusters: int, at_once: int) -> bool:
     return fits(tile, cluster) and (cluster == 1 or clusters <= at_once)
 
 
-def cost_us(tile: Tile, load: Load, cluster: int, parts: int, at_once: int) -> float:
+def cost_us(tile: Tile, load: Load, each: Split, at_once: int) -> float:
     """Estimate the microseconds of a launch.
 
     at_once: clusters that run at the same time.
     """
-    costs = tile.costs
+    costs, cluster, parts = tile.costs, each.cluster, each.parts
     assert costs is not None
     tiles = -(-max(-(-load.keys // tile.keys), 1) // (cluster * parts))
-    waves = -(-max(load.entries, 1) * tile.count * parts // max(at_once, 1))
-    each = costs.fixed + tiles * (costs.gathered if tile.gathered else costs.tile)
+    clusters = max(load.entries, 1) * tile.count * parts * each.slices
+    time = costs.fixed + costs.rank * cluster
+    time += tiles * (costs.gathered if tile.gathered else costs.tile)
     owned = -(-tile.rows // cluster)
     if cluster > 1:
-        each += costs.sent * tile.rows * (1 - 1 / cluster) + costs.owned * owned
+        moved = costs.sent * tile.rows * (1 - 1 / cluster) + costs.owned * owned
+        time += moved / each.slices
     if parts > 1:
-        each += costs.merge + costs.merged * owned * parts
-    return waves * each
+        time += costs.merge + costs.merged * owned * parts / each.slices
+    return -(-clusters // max(at_once, 1)) * time
 
 
 def _parts(units: int, tiles: int, load: Load) -> int:

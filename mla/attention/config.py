@@ -72,6 +72,8 @@ class LatentConfig:
     cluster: ranks that share the keys of a row tile, and reduce through distributed shared memory:
         CTAs, or pairs of CTAs on Blackwell.
     sharers: neighbouring row tiles of an entry in a cluster, 1 or 2: tiles of keys are multicast.
+    slices: CTAs that compute S of the same rows and keys, each for a slice of the columns of V: 1,
+        2 or 4. Their clusters exchange less. Of the Hopper kernel, without sharers.
     parts: several clusters share an entry; the last to arrive merges the results of all.
     pdl: programmatic dependent launch.
     ways: of the Hopper kernel.
@@ -87,6 +89,7 @@ class LatentConfig:
     key_scale: bool = False
     cluster: int = 1
     sharers: int = 1
+    slices: int = 1
     parts: bool = False
     pdl: bool = False
     ways: Ways = Ways()

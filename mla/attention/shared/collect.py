@@ -5,7 +5,7 @@ counter. The owner that arrives last adds them in the order of parts, whichever 
 resets the counter to 0 for the next launch.
 
     partial [unit][part][owned row][columns + 4]: O, then maximum, sum and padding
-    unit: an entry's row tile, a rank, and a CTA of it
+    unit: an entry's row tile, a slice, a rank, and a CTA of it
 """
 
 from dataclasses import dataclass
@@ -57,6 +57,7 @@ class End:
     entry: Int32
     token: Int32  # first token of the row tile
     head: Int32  # first head of the row tile
+    slice: Int32  # of the columns of V
     unit: Int32  # of the workspace
     part: Int32  # cluster
     parts: Int32  # clusters that leave sums: those with keys, or the first one
@@ -67,13 +68,15 @@ class End:
 @cute.jit
 def end_of(plan: EndPlan, given: KernelArguments, work: Work, box: Mailbox) -> End:
     """Return what the end of a CTA's rows depends on."""
-    cluster = plan.config.cluster
+    cluster, slices = plan.config.cluster, plan.config.slices
+    tile = work.entry * plan.tiles.count + work.tile
     return End(
         given=given,
         entry=work.entry,
         token=work.token,
         head=work.head,
-        unit=(work.entry * plan.tiles.count + work.tile) * cluster + work.rank,
+        slice=work.slice,
+        unit=(tile * slices + work.slice) * cluster + work.rank,
         part=work.part,
         parts=cutlass.max((work.active + cluster - 1) // cluster, 1),
         box=box,
@@ -96,7 +99,7 @@ class Slot:
 
     turn: int
     row: Int32  # owned row
-    vector: Int32
+    vector: Int32  # of the slice
 
 
 @cute.jit
@@ -179,7 +182,7 @@ def load_ahead(plan: EndPlan, end: End, turns: cutlass.Constexpr) -> Ahead:
     thread, _, _ = cute.arch.thread_idx()
     ahead = Ahead(*(cute.make_rmem_tensor(size, Float32) for size in (PAIRS, PAIRS, MOST_AHEAD)))
     if cutlass.const_expr(config.rope > 0):
-        first = slot_of(mail, thread, 0).vector - ROTATED_FROM
+        first = vector_of_o(plan, end, slot_of(mail, thread, 0)) - ROTATED_FROM
         position = position_of(config, given, end.entry)
         for pair in cutlass.range_constexpr(PAIRS):
             number = cutlass.max(first, 0) * PAIRS + pair
@@ -232,6 +235,17 @@ def slot_of(mail: MailPlan, thread: Int32, turn: cutlass.Constexpr) -> Slot:
 
 
 @cute.jit
+def vector_of_o(plan: EndPlan, end: End, slot: Slot) -> Int32:
+    """Return which eight columns of O those of a slot are.
+
+    A slice has the same part of both halves of the columns, since each team has a half.
+    """
+    each = plan.mail.vectors // 2
+    half, place = slot.vector // each, slot.vector % each
+    return (half * plan.config.slices + end.slice) * each + place
+
+
+@cute.jit
 def store_vector(
     plan: EndPlan,
     end: End,
@@ -241,6 +255,7 @@ def store_vector(
 ) -> None:
     """Store eight elements of an owned row; the first vector's thread stores the LSE."""
     given, config, acc = end.given, plan.config, added.acc
+    vector = vector_of_o(plan, end, slot)
     token, head = place_of(plan, end, end.box.rank * plan.mail.owned_rows + slot.row)
     if is_real(plan, token, head):
         if cutlass.const_expr(slot.turn < MOST_AHEAD):
@@ -251,7 +266,7 @@ def store_vector(
         for k in cutlass.range_constexpr(mailbox.VECTOR):
             acc[k] = acc[k] * factor
         if cutlass.const_expr(config.rope > 0):
-            if slot.vector >= ROTATED_FROM:
+            if vector >= ROTATED_FROM:
                 for pair in cutlass.range_constexpr(PAIRS):
                     cos, sin = ahead.cos[pair], ahead.sin[pair]
                     x, y = acc[2 * pair], acc[2 * pair + 1]
@@ -261,9 +276,9 @@ def store_vector(
         for word in cutlass.range_constexpr(4):
             words[word] = pack(acc[2 * word], acc[2 * word + 1], "bf16")
         start = cute.recast_ptr(given.o[end.entry, token, head, None].iterator, dtype=Uint32)
-        target = (start + slot.vector * 4).align(16)
+        target = (start + vector * 4).align(16)
         cute.autovec_copy(words, cute.make_tensor(target, cute.make_layout(4)))
-        if slot.vector == 0:
+        if vector == 0:
             given.lse[end.entry, token, head] = lse
 
 

@@ -22,6 +22,7 @@ class MailPlan:
     most_rows: rows to send that there is space for.
     threads: of the role that sends and finishes rows, from thread 0 on.
     barrier: name of the named barrier of these threads.
+    sums: of a row: its weights are added by so many threads, 1 or 2.
     """
 
     rows: int
@@ -32,10 +33,11 @@ class MailPlan:
     most_rows: int
     threads: int
     barrier: str
+    sums: int = 1
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row: O in bf16, fp32 maximum and sum, padding.
+        """Bytes of a row: O in bf16, fp32 maximum and one or two sums, padding.
 
         With 16 more than a multiple of 128 no two of eight rows share a bank.
         """

@@ -4,7 +4,8 @@ Rank r of R finishes n rows of O, from r n on. Every CTA with keys lays its O ou
 bulk copy brings each owner its rows; the owner's mbarrier counts the bytes. O is not normalised,
 and rounded to bf16, which halves the time of the copies; `reference.rounded` rounds it, too.
 
-    row: O in bf16, then fp32 maximum and sum, and 8 bytes that keep rows in different banks
+    row: O in bf16, then fp32 maximum and one or two sums, 16 bytes, which keep rows in different
+        banks
     sent [row]      mail [rank][owned row]
 
 Both lie over the buffers of keys, so that nobody sends before all CTAs have read theirs.
@@ -24,7 +25,7 @@ from kernelkit.plan import hw
 from mla.attention.shared.mail import MailPlan
 
 VECTOR = 8  # elements that a thread adds at a time
-NOTHING = (-math.inf, 0.0)  # statistics of a CTA without keys
+NOTHING = (-math.inf, 0.0, 0.0, 0.0)  # statistics of a CTA without keys
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,14 @@ def rows_of(plan: MailPlan, rank: Int32) -> Int32:
 
 
 @cute.jit
-def open_mailbox(plan: MailPlan, box: Mailbox) -> None:
-    """Initialise the mbarrier with the expected bytes; one thread, before the cluster's barrier."""
-    cute.arch.inline_ptx("mbarrier.init.shared.b64 [{$r0}], 1;", read_only_args=[box.full])
-    cute.arch.mbarrier_init_fence()
+def open_mailbox(full: Int32) -> None:
+    """Initialise the mbarrier; one thread, before the barriers are announced to the cluster."""
+    cute.arch.inline_ptx("mbarrier.init.shared.b64 [{$r0}], 1;", read_only_args=[full])
+
+
+@cute.jit
+def expect_mail(plan: MailPlan, box: Mailbox) -> None:
+    """Announce the expected bytes to the mbarrier; one thread, once it is initialised."""
     rows = rows_of(plan, box.rank) * box.senders
     if rows > 0:
         cute.arch.inline_ptx(
@@ -127,11 +132,11 @@ def received(
     """Return (eight elements of O, not normalised; maximum; sum) of an owned row, over all senders
     in the order of ranks.
     """
-    cluster, found, rows = plan.cluster, [], []
+    cluster, found, rows, nothing = plan.cluster, [], [], NOTHING[: 2 * plan.sums]
     begin = box.sent if cutlass.const_expr(cluster == 1) else box.mail
     for rank in cutlass.range_constexpr(cluster):
         address = begin + (rank * plan.owned_rows + slot) * plan.row_bytes
-        found.append(load_below(address + 2 * plan.columns, rank, box.senders, NOTHING))
+        found.append(load_below(address + 2 * plan.columns, rank, box.senders, nothing))
     for rank in cutlass.range_constexpr(cluster):
         address = begin + (rank * plan.owned_rows + slot) * plan.row_bytes
         rows.append(load_below(address + vector * 16, rank, box.senders, (0.0,) * 4))
@@ -143,7 +148,10 @@ def received(
     acc.fill(0.0)
     for rank in cutlass.range_constexpr(cluster):
         weight = cute.math.exp2(found[rank][0] - base, fastmath=True)
-        total += weight * found[rank][1]
+        own = found[rank][1]
+        if cutlass.const_expr(plan.sums == 2):
+            own = own + found[rank][2]
+        total += weight * own
         for word in cutlass.range_constexpr(4):
             bits = bits_of(rows[rank][word])
             acc[2 * word] += weight * float_of(bits << 16)

@@ -1,8 +1,8 @@
 """Work of a CTA: which query rows, and which tiles of keys (device code).
 
-A unit is the work of a cluster. CTAs are numbered by entry, row tile or pair of them, cluster, and
-rank. The tiles of keys that a row tile sees are divided in order: contiguous shares, the remainder
-to the low ranks.
+A unit is the work of a cluster. CTAs are numbered by entry, row tile or pair of them, slice,
+cluster, and rank. The tiles of keys that a row tile sees are divided in order: contiguous shares,
+the remainder to the low ranks.
 """
 
 from dataclasses import dataclass
@@ -57,6 +57,7 @@ class Work:
     part: Int32  # cluster
     rank: Int32  # among the CTAs of the cluster that share the row tile
     sharer: Int32  # which of the neighbouring row tiles
+    slice: Int32  # which slice of the columns of V
 
 
 class HasWork(Protocol):
@@ -89,6 +90,7 @@ def locate(plan: SharingPlan, given: KernelArguments, place: Int32) -> Work:
     sharers, groups = plan.sharers, tiles.count // plan.sharers
     each = given.parts * (config.cluster * sharers)  # CTAs of row tiles that share keys
     number, group = place % each, place // each
+    slice, group = group % config.slices, group // config.slices
     cta, ctas, sharer = number // sharers, each // sharers, number % sharers
     tile, entry = group % groups * sharers + sharer, group // groups
     token = tile // tiles.head_tiles * tiles.tokens
@@ -121,6 +123,7 @@ def locate(plan: SharingPlan, given: KernelArguments, place: Int32) -> Work:
         part=cta // config.cluster,
         rank=cta % config.cluster,
         sharer=sharer,
+        slice=slice,
     )
 
 

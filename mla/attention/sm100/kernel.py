@@ -22,7 +22,7 @@ from kernelkit.plan import hw
 from mla.attention.config import LatentConfig
 from mla.attention.kernel_arguments import KernelArguments
 from mla.attention.shared.intake import PANEL, PANEL_BYTES
-from mla.attention.shared.mailbox import open_mailbox
+from mla.attention.shared.mailbox import expect_mail, open_mailbox
 from mla.attention.shared.work import locate
 from mla.attention.signature import example_arguments
 from mla.attention.sm100.args import Buffers, Pipes, Scope
@@ -97,16 +97,19 @@ class LatentSm100:
         smem = SmemAllocator().allocate(plan.smem.bytes, byte_alignment=hw.SMEM_SWIZZLE_ALIGN)
         pipes = Pipes(**make_pipelines(plan.edges, buffer_at(plan.smem, smem, "barriers", Int64)))
         tmem_base = buffer_at(plan.smem, smem, "tmem_base", Int32)
+        thread, _, _ = cute.arch.thread_idx()
+        if cutlass.const_expr(self.config.cluster > 1):
+            if thread == 0:
+                open_mailbox(self.buffers(smem).mail_full)
+        self.clear_rows(self.buffers(smem))
+        announce_barriers(plan.edges)
         if cutlass.const_expr(self.config.pdl):
             cute.arch.griddepcontrol_wait()
         place, _, _ = cute.arch.block_idx()
-        work = locate(plan, given, place)
-        thread, _, _ = cute.arch.thread_idx()
-        if thread == 0:
-            if cutlass.const_expr(self.config.cluster > 1):
-                open_mailbox(plan.mail, mailbox_of(plan, work, self.buffers(smem)))
-        self.clear_rows(self.buffers(smem))
-        announce_barriers(plan.edges)
+        work = locate(plan, given, place)  # counts come from memory while the cluster meets
+        if cutlass.const_expr(self.config.cluster > 1):
+            if thread == 0:
+                expect_mail(plan.mail, mailbox_of(plan, work, self.buffers(smem)))
         meet_peer(plan.edges)
         if warp == self.softmax.role.first_warp:
             cute.arch.alloc_tmem(plan.tmem.allocated, tmem_base, is_two_cta=True)

@@ -17,31 +17,11 @@ from mla.attention.shared.collect import (
     position_of,
     sink_of,
 )
-from mla.attention.shared.intake import HALF, PANEL
 from mla.attention.shared.mailbox import Mailbox, send, senders_of
 from mla.attention.sm90.args import Lane, Reference, Scope
 from mla.attention.sm90.plan import ROWS, TEAMS, Plan90
-from mla.attention.sm90.products import COLUMNS
 
 MAXIMA, SUMS = 0, 1  # numbers of rows in shared memory
-
-
-@cute.jit
-def finish(
-    plan: Plan90,
-    scope: Scope,
-    lane: Lane,
-    o: cute.Tensor,
-    reference: Reference,
-    sums: tuple[Float32, Float32],
-) -> None:
-    """Finish the rows of this CTA, or its share of them; called by both teams."""
-    tops = (reference.row_max[0], reference.row_max[1])
-    if cutlass.const_expr(plan.reduces):
-        post(plan, scope, lane, o, tops, sums)
-        collect(plan, end_of(plan, scope.given, scope.work, mailbox_of(plan, scope)))
-    else:
-        store_rows(plan, scope, lane, o, tops, sums)
 
 
 @cute.jit
@@ -60,10 +40,22 @@ def published(scope: Scope, kind: Int32 | int) -> cute.Tensor:
 
 
 @cute.jit
+def sums_of_team(reference: Reference) -> tuple[Float32, Float32]:
+    """Return the sums of the weights of the team's tiles of both rows, over their lanes."""
+    sums = []
+    for half in cutlass.range_constexpr(2):
+        total = reference.row_sum[half]
+        for step in cutlass.range_constexpr(2):
+            total = total + cute.arch.shuffle_sync_bfly(total, offset=1 << step)
+        sums.append(total)
+    return sums[0], sums[1]
+
+
+@cute.jit
 def sums_of_both(
-    plan: Plan90, scope: Scope, lane: Lane, reference: Reference, step: Int32
+    plan: Plan90, scope: Scope, lane: Lane, sums: tuple[Float32, Float32], step: Int32
 ) -> tuple[Float32, Float32]:
-    """Return the sums of the weights of both rows, over their lanes and both teams.
+    """Return the sums of both rows over both teams. sums: of this team.
 
     When it returns, both teams have done all products of unit number `step`.
     """
@@ -73,11 +65,8 @@ def sums_of_both(
         kind = SUMS + step % 2
     numbers = published(scope, kind)
     for half in cutlass.range_constexpr(2):
-        total = reference.row_sum[half]
-        for step in cutlass.range_constexpr(2):
-            total = total + cute.arch.shuffle_sync_bfly(total, offset=1 << step)
         if lane.column == 0:
-            numbers[lane.row + 8 * half, lane.team] = total
+            numbers[lane.row + 8 * half, lane.team] = sums[half]
     meet(plan.barriers, "math")
     first, second = lane.row, lane.row + 8
     return numbers[first, 0] + numbers[first, 1], numbers[second, 0] + numbers[second, 1]
@@ -92,11 +81,11 @@ def store_rows(
     scope: Scope,
     lane: Lane,
     o: cute.Tensor,
-    tops: tuple[Float32, Float32],
+    reference: Reference,
     sums: tuple[Float32, Float32],
 ) -> None:
-    """Store the team's columns of both rows of a thread, and their LSE."""
-    given, entry, factors = scope.given, scope.work.entry, []
+    """Store the team's columns of both rows of a thread, and their LSE. sums: of both teams."""
+    given, entry, factors, tops = scope.given, scope.work.entry, [], reference.row_max
     end = end_of(plan, scope.given, scope.work, mailbox_of(plan, scope))
     for half in cutlass.range_constexpr(2):
         token, head = place_of(plan, end, lane.row + 8 * half)
@@ -105,13 +94,14 @@ def store_rows(
             sink = sink_of(plan.config, given, head)
             factor, lse = factors_of(plan.config, given, sink, tops[half], sums[half])
             if cutlass.const_expr(lane.team == 0):
-                if lane.column == 0:
+                if lane.column == 0 and scope.work.slice == 0:
                     given.lse[entry, token, head] = lse
         factors.append(factor)
     for element in cutlass.range_constexpr(cute.size(o)):
         o[element] = o[element] * factors[element // 2 % 2]
     if cutlass.const_expr(plan.config.rope > 0 and lane.team == 1):
-        rotate_back(plan, scope, lane, o)
+        if scope.work.slice == plan.config.slices - 1:
+            rotate_back(plan, scope, lane, o)
     words = cute.make_rmem_tensor(cute.size(o) // 2, Uint32)
     for word in cutlass.range_constexpr(cute.size(words)):
         words[word] = pack(o[2 * word], o[2 * word + 1], "bf16")
@@ -121,8 +111,9 @@ def store_rows(
         if lane.real[half]:
             token, head = place_of(plan, end, lane.row + 8 * half)
             start = cute.recast_ptr(given.o[entry, token, head, None].iterator, dtype=Uint32)
-            start = start + lane.team * (COLUMNS // 2) + lane.column * 2
-            for number in cutlass.range_constexpr(COLUMNS // 32):
+            first = lane.team * plan.config.slices + scope.work.slice
+            start = start + first * (plan.team_columns // 2) + lane.column * 2
+            for number in cutlass.range_constexpr(plan.team_columns // 32):
                 for word in cutlass.range_constexpr(4):
                     piece[word] = words[8 * number + 2 * word + half]
                 target = (start + number * 16).align(16)
@@ -132,18 +123,34 @@ def store_rows(
 @cute.jit
 def rotate_back(plan: Plan90, scope: Scope, lane: Lane, o: cute.Tensor) -> None:
     """Rotate the last columns, pairs of neighbours, by minus the angle of the position."""
-    blocks = plan.config.rope // 8
+    blocks, every = plan.config.rope // 8, plan.team_columns // 8
     position = position_of(plan.config, scope.given, scope.work.entry)
     for block in cutlass.range_constexpr(blocks):
         cos, sin = angles(scope.given, position, block * 4 + lane.column // 2)
         for half in cutlass.range_constexpr(2):
-            place = 4 * (COLUMNS // 8 - blocks + block) + 2 * half
+            place = 4 * (every - blocks + block) + 2 * half
             x, y = o[place], o[place + 1]
             o[place] = x * cos + y * sin
             o[place + 1] = y * cos - x * sin
 
 
 # ---- through the mailbox
+
+
+@cute.jit
+def finish_together(
+    plan: Plan90,
+    scope: Scope,
+    lane: Lane,
+    o: cute.Tensor,
+    reference: Reference,
+    sums: tuple[Float32, Float32],
+) -> None:
+    """Finish this CTA's share of the rows of all CTAs that share their keys; called by both teams.
+    sums: of this team.
+    """
+    post(plan, scope, lane, o, (reference.row_max[0], reference.row_max[1]), sums)
+    collect(plan, end_of(plan, scope.given, scope.work, mailbox_of(plan, scope)))
 
 
 @cute.jit
@@ -157,14 +164,14 @@ def post(
 ) -> None:
     """Send this CTA's part of every row to its owner, once all CTAs have read their keys.
 
-    Both teams have read theirs here, so that the rows to send may replace them. Copies to a peer
+    The rows to send replace the keys of this CTA once both teams have read them. Copies to a peer
     read keys, too, until the peer has all of its tiles.
     """
     copied = plan.config.ways.crossing == "copies"
+    meet(plan.barriers, "math")
     if cutlass.const_expr(plan.config.cluster > 1):
-        # A release by every warp would wait for memory. One warp's, behind a barrier of all that
+        # A release by every warp would wait for memory. One warp's, behind the barrier of all that
         # have read the keys, stands for all.
-        meet(plan.barriers, "math")
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
             cute.arch.fence_acq_rel_cluster()
         cute.arch.cluster_arrive_relaxed()
@@ -187,19 +194,22 @@ def lay_out(
     tops: tuple[Float32, Float32],
     sums: tuple[Float32, Float32],
 ) -> None:
-    """Store the team's columns of O and the statistics to the rows to send."""
+    """Store the team's columns of O and its statistics to the rows to send."""
     words, sent = cute.make_rmem_tensor(cute.size(o) // 2, Uint32), scope.buffers.sent
     for word in cutlass.range_constexpr(cute.size(words)):
         words[word] = pack(o[2 * word], o[2 * word + 1], "bf16")
-    if cutlass.const_expr(lane.team == 0):
-        for half in cutlass.range_constexpr(2):
-            if lane.column == 0:
-                address = sent + (lane.row + 8 * half) * plan.mail.row_bytes + 2 * plan.mail.columns
+    for half in cutlass.range_constexpr(2):
+        if lane.column == 0:
+            address = sent + (lane.row + 8 * half) * plan.mail.row_bytes + 2 * plan.mail.columns
+            if cutlass.const_expr(lane.team == 0):
                 store(address, Float32, (tops[half], sums[half]))
+            else:
+                store(address + 8, Float32, (sums[half], Float32(0.0)))
     number = cute.arch.lane_idx()
     row = lane.warp * 16 + number % 16
-    address = sent + row * plan.mail.row_bytes + lane.team * (HALF * PANEL * 2) + number // 16 * 16
-    for block in cutlass.range_constexpr(0, HALF * PANEL // 8, 2):
+    columns = plan.team_columns
+    address = sent + row * plan.mail.row_bytes + lane.team * (columns * 2) + number // 16 * 16
+    for block in cutlass.range_constexpr(0, columns // 8, 2):
         four = tuple(words[2 * block + word] for word in range(4))
         store_fragment(address + block * 16, four)
     cute.arch.fence_proxy("async.shared", space="cta")

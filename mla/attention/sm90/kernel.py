@@ -22,7 +22,7 @@ from kernelkit.plan import hw
 from mla.attention.config import LatentConfig
 from mla.attention.kernel_arguments import KernelArguments
 from mla.attention.shared.intake import PANEL
-from mla.attention.shared.mailbox import open_mailbox
+from mla.attention.shared.mailbox import expect_mail, open_mailbox
 from mla.attention.signature import example_arguments
 from mla.attention.sm90.args import Buffers, Past, Pipes, Scope
 from mla.attention.sm90.finish import mailbox_of
@@ -49,7 +49,7 @@ class LatentSm90:
 
     @cute.jit
     def __call__(self, given: KernelArguments, stream: CUstream) -> None:
-        """Launch one cluster, or `parts` of them, for each entry and tile of rows."""
+        """Launch one cluster, or `parts` of them, for each entry, tile of rows and slice."""
         config, plan = self.config, self.plan
         groups = plan.tiles.count // config.sharers
         fetch, fetch_q = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileG2SOp()
@@ -61,7 +61,7 @@ class LatentSm90:
             if cutlass.const_expr(config.sharers > 1):
                 fetch = cpasync.CopyBulkTensorTileG2SMulticastOp()
             k = describe(fetch, reorder(given.keys.store, (1, 2, 0)), k_box(plan))
-        units = given.parts * groups * given.q.shape[0]
+        units = given.parts * groups * config.slices * given.q.shape[0]
         if cutlass.const_expr(config.ways.resident > 0):
             units = cutlass.min(units, config.ways.resident)
         self.kernel(q, k, given).launch(
@@ -85,19 +85,27 @@ class LatentSm90:
         smem = SmemAllocator().allocate(plan.smem.bytes, byte_alignment=hw.SMEM_SWIZZLE_ALIGN)
         pipes = Pipes(**make_pipelines(plan.edges, buffer_at(plan.smem, smem, "barriers", Int64)))
         buffers = self.buffers(smem)
-        if cutlass.const_expr(self.config.pdl):
-            cute.arch.griddepcontrol_wait()
-        past = Past((Int32(0), Int32(0)), Int32(0))
-        scope = Scope(q, k, given, work_of(plan, given, Int32(0)), past, buffers, pipes)
+        work = None
+        if cutlass.const_expr(not self.config.pdl):
+            work = work_of(plan, given, Int32(0))  # counts come from memory in the meantime
         thread, _, _ = cute.arch.thread_idx()
         if thread == 0:
+            self.prefetch(q, k)
             cute.arch.mbarrier_init(buffers.q_full, 1)
             if cutlass.const_expr(self.config.cluster > 1):
-                open_mailbox(plan.mail, mailbox_of(plan, scope))
+                open_mailbox(buffers.mail_full)
         self.clear_rows(buffers)
         publish_barriers(plan.edges)
         if cutlass.const_expr(plan.ctas > 1):
             cute.arch.cluster_arrive_relaxed()
+        if cutlass.const_expr(self.config.pdl):
+            cute.arch.griddepcontrol_wait()
+            work = work_of(plan, given, Int32(0))
+        past = Past((Int32(0), Int32(0)), Int32(0))
+        scope = Scope(q, k, given, work, past, buffers, pipes)
+        if cutlass.const_expr(self.config.cluster > 1):
+            if thread == 0:
+                expect_mail(plan.mail, mailbox_of(plan, scope))
         if warp <= self.math.role.last_warp:
             set_registers(plan.roles, self.math.role)
             if cutlass.const_expr(plan.ctas > 1):
@@ -119,6 +127,13 @@ class LatentSm90:
                 for _ in cutlass.range_constexpr(2):  # as those that compute, see `finish.py`
                     cute.arch.cluster_arrive_relaxed()
                     cute.arch.cluster_wait()
+
+    @cute.jit
+    def prefetch(self, q: TmaTensor, k: TmaTensor | None) -> None:
+        """Bring the descriptors of TMA, before anybody waits for them."""
+        cpasync.prefetch_descriptor(q.atom)
+        if cutlass.const_expr(self.plan.by_tma):
+            cpasync.prefetch_descriptor(k.atom)
 
     @cute.jit
     def load(self, scope: Scope, warp: cutlass.Int32) -> None:

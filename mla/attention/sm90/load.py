@@ -5,7 +5,6 @@ from dataclasses import replace
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Int32, Uint16, Uint32
-from cutlass.cute.nvgpu import cpasync
 
 from kernelkit.device.barriers import meet
 from kernelkit.device.boxes import Box, BoxPosition, copy_in
@@ -37,7 +36,6 @@ def load_q(plan: Plan90, scope: Scope) -> None:
     The CTAs of a cluster have the same rows: each brings some panels to all of them.
     """
     box, tiles, work, buffers = q_box(plan), plan.tiles, scope.work, scope.buffers
-    cpasync.prefetch_descriptor(scope.q.atom)
     with cute.arch.elect_one():
         nbytes = plan.panels * tiles.rows * PANEL * 2
         cute.arch.mbarrier_arrive_and_expect_tx(buffers.q_full, nbytes)
@@ -70,7 +68,6 @@ class LoadHalf:
         """Whole life of the warp."""
         plan, past = self.plan, scope.past
         ring = scope.pipes.right if cutlass.const_expr(self.right) else scope.pipes.left
-        cpasync.prefetch_descriptor(scope.k.atom)
         if cutlass.const_expr(plan.config.sharers > 1):
             cute.arch.cluster_wait()  # the barriers of all CTAs are initialised
         if cutlass.const_expr(plan.config.ways.resident == 0):

@@ -2,7 +2,8 @@
 
 A CTA has 64 query rows and tiles of 64 keys. Two warpgroups compute: each has half of the columns
 of O in its registers, and they take tiles alternately from S to P. P stays in registers for the own
-half, and goes through shared memory for the other's. One more warpgroup loads.
+half, and goes through shared memory for the other's. One more warpgroup loads. Slices are CTAs that
+all compute S, and each a part of both halves of O.
 
 A tile lies in one of two buffers as nine panels of 64 columns: eight of V, then the last 64 columns
 of K, if there are any. P of the tile overwrites the ninth, which no product needs once S is done.
@@ -32,9 +33,16 @@ KEYS = 64  # of a tile
 TEAMS = 2
 BUFFERS = 2
 BUFFER_BYTES = (PANELS + 1) * PANEL_BYTES
-# Of a thread: computing, loading; by the warpgroups that gather. With 200 registers ptxas waits
-# after every product.
-REGISTERS = {0: (216, 72), 1: (208, 88), 2: (208, 48)}
+SLICES = (1, 2, 4)  # a panel of V for each team at least
+# Registers of a computing and of a loading thread, by warpgroups that gather and slices. With 200
+# and 128 of them for O, ptxas waits after every product. Of slices O needs 64 or 32.
+REGISTERS = {
+    **{(0, slices): (216, 72) for slices in SLICES},
+    **{(1, slices): (208, 88) for slices in SLICES},
+    (2, 1): (208, 48),
+    (2, 2): (144, 112),
+    (2, 4): (128, 128),
+}
 CROSSINGS = ("", "stores", "copies")
 
 
@@ -93,7 +101,8 @@ class Plan90:
         keys, ways = self.config.sources[which], self.config.ways
         copied = not keys.form.code and not self.crosses
         spread = Spread(8 if copied else 4, self.gathered_keys // hw.WARPGROUP_WARPS)
-        return Intake(which, keys, spread, 2 // ways.groups, ways.crossing)
+        whole = ways.groups == 2 and self.config.slices > 1  # then there are registers for it
+        return Intake(which, keys, spread, 2 // ways.groups, ways.crossing, whole)
 
     @cached_property
     def intakes(self) -> tuple[Intake, ...]:
@@ -127,11 +136,12 @@ class Plan90:
             rows=self.tiles.rows,
             cluster=self.config.cluster,
             stride=self.config.sharers,
-            columns=LATENT,
+            columns=LATENT // self.config.slices,
             space=BUFFER_BYTES * BUFFERS,
             most_rows=ROWS,
             threads=self.roles["math"].threads,
             barrier="math",
+            sums=TEAMS,
         )
 
     @cached_property
@@ -145,17 +155,23 @@ class Plan90:
         return self.config.cluster > 1 or self.config.parts
 
     @cached_property
+    def team_columns(self) -> int:
+        """Columns of O of a team."""
+        return HALF * PANEL // self.config.slices
+
+    @cached_property
     def value_columns(self) -> int:
         """Columns of one product P V. For 512 threads ptxas has 128 registers, and refuses the
         instruction that sums 256 columns in them, whatever setmaxnreg says.
         """
-        return HALF * PANEL // (2 if self.config.ways.groups == 2 else 1)
+        most = HALF * PANEL // (2 if self.config.ways.groups == 2 else 1)
+        return min(most, self.team_columns)
 
     @cached_property
     def roles(self) -> RolePlan:
         duty = "S = Q K^T, softmax, O += P V"
         groups = 0 if self.by_tma else self.config.ways.groups
-        computes, loads = REGISTERS[groups]
+        computes, loads = REGISTERS[groups, self.config.slices]
         math = Role("math", 0, 8, duty, computes, TEAMS)
         others: tuple[Role, ...] = (
             Role("gather", 8, 4, "fetch and convert tiles of K and V", loads),
@@ -234,6 +250,11 @@ class Plan90:
                 f"sharers {sharers} with {self.tiles.count} row tiles: 1, or 2 if there is an even "
                 "number of tiles"
             )
+        if self.config.slices not in SLICES or (self.config.slices > 1 and sharers > 1):
+            raise ValueError(
+                f"slices {self.config.slices} with {sharers} sharers: one of {SLICES}, and 1 with "
+                "sharers"
+            )
         self._check_ways()
         self.roles.check()
         self.barriers.check()
@@ -251,8 +272,8 @@ class Plan90:
             )
         if ways.crossing == "copies" and self.config.parts and self.config.cluster == 1:
             raise ValueError(f"{ways}: parts of one CTA replace keys that copies may still read")
-        if ways.resident and self.reduces:
-            raise ValueError(f"{ways}: clusters that stay have cluster 1 and no parts")
+        if ways.resident and (self.reduces or self.config.slices > 1):
+            raise ValueError(f"{ways}: clusters that stay have cluster 1, no parts and no slices")
         if gathered and self.crosses != (self.config.sharers == 2):
             raise ValueError(
                 f"sharers {self.config.sharers} with crossing {ways.crossing!r}: CTAs share "

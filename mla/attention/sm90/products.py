@@ -7,7 +7,7 @@ the same order. A tile of keys is K-major for S, and MN-major as V: N = columns,
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32
+from cutlass import BFloat16, Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.utils import hopper_helpers
 
@@ -17,7 +17,6 @@ from mla.attention.sm90.plan import BUFFER_BYTES, KEYS, ROWS, Plan90
 
 K, MN = OperandMajorMode.K, OperandMajorMode.MN
 STEPS = PANEL // 16  # k steps of a panel
-COLUMNS = HALF * PANEL  # of O that a warpgroup computes
 _ATOMS = {
     K: warpgroup.SmemLayoutAtomKind.K_SW128,
     MN: warpgroup.SmemLayoutAtomKind.MN_SW128,
@@ -64,12 +63,15 @@ def k_operand(plan: Plan90, k: cute.Pointer, buffer: int) -> cute.Tensor:
     return mma.make_fragment_B(mma.get_slice(0).partition_B(tile))
 
 
-def v_operand(plan: Plan90, k: cute.Pointer, buffer: int, team: int) -> cute.Tensor:
+def v_operand(plan: Plan90, k: cute.Pointer, buffer: int, team: int, slice: Int32) -> cute.Tensor:
     """Return the team's columns of V of a tile as the B operand, (MMA, products, KEYS / 16)."""
     mma = pv_mma(False, plan.value_columns)
     atom = warpgroup.make_smem_layout_atom(_ATOMS[MN], BFloat16)
-    layout = cute.tile_to_shape(atom, (COLUMNS, KEYS), (1, 0))
-    tile = shared(buffer_start(k, buffer, team * HALF), layout)
+    layout = cute.tile_to_shape(atom, (plan.team_columns, KEYS), (1, 0))
+    start = buffer_start(k, buffer, team * HALF)
+    if plan.config.slices > 1:
+        start = start + slice * (KEYS * plan.team_columns)
+    tile = shared(start, layout)
     return mma.make_fragment_B(mma.get_slice(0).partition_B(tile))
 
 
@@ -78,21 +80,27 @@ def p_tile(k: cute.Pointer, buffer: int) -> cute.Tensor:
     return shared(buffer_start(k, buffer, PANELS), lines(ROWS, KEYS))
 
 
-def p_operand(k: cute.Pointer, buffer: int) -> cute.Tensor:
+def p_operand(plan: Plan90, k: cute.Pointer, buffer: int) -> cute.Tensor:
     """Return P in shared memory as the A operand, (MMA, 1, KEYS / 16)."""
-    mma = pv_mma(True, COLUMNS)
+    mma = pv_mma(True, plan.value_columns)
     return mma.make_fragment_A(mma.get_slice(0).partition_A(p_tile(k, buffer)))
 
 
-def p_registers() -> cute.Tensor:
+def p_registers(plan: Plan90) -> cute.Tensor:
     """Return a thread's registers for its part of P as the A operand."""
-    return cute.make_rmem_tensor(pv_mma(False, COLUMNS).partition_shape_A((ROWS, KEYS)), BFloat16)
+    mma = pv_mma(False, plan.value_columns)
+    return cute.make_rmem_tensor(mma.partition_shape_A((ROWS, KEYS)), BFloat16)
 
 
-def accumulator(plan: Plan90, columns: int) -> cute.Tensor:
-    """Return a thread's fp32 registers for its part of 64 x 64 or 64 x 256."""
-    mma = qk_mma() if columns == KEYS else pv_mma(False, plan.value_columns)
-    return cute.make_rmem_tensor(mma.partition_shape_C((ROWS, columns)), Float32)
+def score_registers() -> cute.Tensor:
+    """Return a thread's fp32 registers for its part of S, 64 x 64."""
+    return cute.make_rmem_tensor(qk_mma().partition_shape_C((ROWS, KEYS)), Float32)
+
+
+def o_registers(plan: Plan90) -> cute.Tensor:
+    """Return a thread's fp32 registers for its part of the team's columns of O."""
+    mma = pv_mma(False, plan.value_columns)
+    return cute.make_rmem_tensor(mma.partition_shape_C((ROWS, plan.team_columns)), Float32)
 
 
 @cute.jit
