@@ -223,16 +223,15 @@ def decision_for(
 
 def _with_ways(config: LatentConfig, tile: Tile, load: Load, found: Split) -> LatentConfig:
     """Return the config with the ways of the Hopper kernel that are fastest, see notes/mla.md."""
-    units, converts = load.entries * tile.count, any(s.form.code for s in config.sources)
-    copied = converts and tile.gathered
-    groups = 2 if copied else 1
+    units, codes = load.entries * tile.count, [bool(s.form.code) for s in config.sources]
+    groups = 2 if any(codes) else 1
     if not found.whole or units < load.sms or load.batch_invariant:
         return replace(config, ways=Ways(groups=groups))
-    sharers = 2 if tile.count % 2 == 0 and (copied or not tile.gathered) else 1
+    sharers = 2 if tile.count % 2 == 0 and (all(codes) or not tile.gathered) else 1
     few = -(-load.keys // tile.keys) <= FEW_TILES
-    stays = tile.gathered and units > load.sms and (copied or few)
+    stays = tile.gathered and units > load.sms and (any(codes) or few)
     ways = Ways(
-        crossing="copies" if copied and sharers == 2 else "",
+        crosses=tile.gathered and sharers == 2,
         groups=groups,
         resident=load.sms // sharers if stays else 0,
     )

@@ -42,19 +42,17 @@ class Keys:
 
 @dataclass(frozen=True)
 class Ways:
-    """Ways of the Hopper kernel to the same results. The defaults are what was measured.
+    """Ways of the Hopper kernel to the same results. `choose.py` knows what was fastest.
 
-    crossing: how two CTAs with the same keys give each other the half of a tile that each gathers:
-        'stores' (st.async), 'copies' (cp.async.bulk), or '' if each gathers all. Needs 2 sharers.
+    crosses: each of two CTAs with the same keys gathers half of a tile, converts it, and copies it
+        to the other one (cp.async.bulk); else each gathers all. For codes; needs 2 sharers.
     groups: warpgroups that gather, 1 or 2. Two take a half of the columns each.
-    q_first: Q is requested before the second tile of keys. For keys by TMA.
     resident: clusters that stay, and take one unit after the other: query entries and row tiles. 0
         for a cluster per unit. Needs cluster 1 and no parts.
     """
 
-    crossing: str = ""
+    crosses: bool = False
     groups: int = 1
-    q_first: bool = False
     resident: int = 0
 
 

@@ -110,19 +110,15 @@ def test_what_ctas_send_is_within_a_computed_limit():
 
 TWO_TILES = Sparse(heads=66, tokens=1, cache=Cache("fp8_584", 32, 200),
                    extra=Cache("fp4_288", 5, 40), sinks=True, options=wgmma())  # fmt: skip
+CROSSING = Ways(crosses=True, groups=2)
 WIDER = Sparse(heads=66, tokens=2, cache=Cache("fp8_656", 8, 140), options=wgmma(2))
 CROSSED = (
-    (WIDER, Ways("copies")),
-    (TWO_TILES, Ways("stores", 2)),
-    (Sparse(heads=128, cache=Cache("bf16_576", 16, 200), options=wgmma()), Ways("stores")),
-    (Sparse(heads=128, cache=Cache("bf16_576", 16, 200), options=wgmma(2, 2)), Ways("copies")),
-    (Sparse(heads=128, cache=Cache("bf16_512", 16, 70), extra=Cache("fp8_528", 8, 164), rope=True,
-            options=wgmma(3)), Ways("copies", 2)),
-    (Sparse(heads=128, cache=Cache("tensor", 16, 165), options=wgmma()), Ways("stores")),
+    (WIDER, Ways(crosses=True)),
+    (Sparse(heads=128, cache=Cache("fp8_656", 16, 200), options=wgmma(2, 2)), CROSSING),
+    (Sparse(heads=128, cache=Cache("fp8_528", 16, 70), extra=Cache("fp4_288", 8, 164), rope=True,
+            options=wgmma(3)), CROSSING),
     (Sparse(heads=70, tokens=2, cache=Cache("tensor", 16, 165, counts=(165, 0)), options=wgmma()),
-     Ways("copies", 2)),
-    (Sparse(heads=70, cache=Cache("fp4_288", 16, 165), options=wgmma(2)), Ways("stores")),
-    (Dense(heads=80, page=7, lens=(5, 200), options=wgmma()), Ways("copies")),
+     CROSSING),
 )  # fmt: skip
 IN_GROUPS = (
     Sparse(heads=12, cache=Cache("fp8_656", 32, 190), options=wgmma(2)),
@@ -139,11 +135,11 @@ IN_GROUPS = (
 def other_ways(monkeypatch):
     """Return a function: launches from now on use these ways, and CTAs that cross share keys."""
 
-    def use(ways: Ways) -> None:
+    def use(ways: Ways, slices: int = 1) -> None:
         def decision(*given: Any) -> Any:
             found = decide(*given)
-            sharers = 2 if ways.crossing else found.config.sharers
-            config = replace(found.config, ways=ways, sharers=sharers)
+            sharers = 2 if ways.crosses else found.config.sharers
+            config = replace(found.config, ways=ways, sharers=sharers, slices=slices)
             return replace(found, config=config)
 
         monkeypatch.setattr(launch, "decide", decision)
@@ -151,15 +147,18 @@ def other_ways(monkeypatch):
     return use
 
 
-def check_ways(case, ways: Ways, other_ways: Callable, *schedules: Options) -> None:
+def check_ways(
+    case, ways: Ways, other_ways: Callable, *schedules: Options, slices: int = 1
+) -> None:
     """Check that other ways give the same bits."""
+    other_ways(Ways())
     usual = run(case, HOPPER)
-    other_ways(ways)
+    other_ways(ways, slices)
     assert same_bits(check(case, HOPPER, *schedules), usual)
 
 
 def test_two_ctas_cross(other_ways):
-    check_ways(TWO_TILES, Ways("stores"), other_ways, CHECKED, ADVERSARIAL)
+    check_ways(TWO_TILES, CROSSING, other_ways, CHECKED, ADVERSARIAL)
 
 
 @pytest.mark.parametrize(("case", "ways"), CROSSED, ids=str)
@@ -170,7 +169,7 @@ def test_ctas_cross_in_every_way(case, ways, other_ways):
 STAYING = (
     (Dense(heads=70, page=32, lens=(150, 0, 0, 70, 10), options=wgmma()), Ways(resident=3)),
     (Sparse(heads=70, tokens=5, cache=Cache("fp8_584", 16, 150, counts=(140, 0, 70, 150, 64)),
-            extra=Cache("bf16_512", 8, 70), options=wgmma()), Ways("copies", resident=2)),
+            extra=Cache("fp4_288", 8, 70), options=wgmma()), replace(CROSSING, resident=2)),
     (Sparse(heads=70, cache=Cache("bf16_576", 16, 150), options=wgmma()), Ways(resident=4)),
 )  # fmt: skip
 
@@ -180,25 +179,38 @@ def test_clusters_stay(case, ways, other_ways):
     check_ways(case, ways, other_ways, CHECKED, RANDOM)
 
 
-@pytest.mark.parametrize(("cluster", "lens"), [(2, (150, 0, 1, 300)), (1, (60, 200))])
-def test_q_comes_first(cluster, lens, other_ways):
-    case = Dense(heads=12, tokens=2, page=16, lens=lens, options=wgmma(cluster))
-    check_ways(case, Ways(q_first=True), other_ways, CHECKED, RANDOM)
+SLICED = (
+    (QUICK[1], 2, Ways(groups=2)),
+    (Dense(heads=128, page=64, lens=(300, 0, 64), options=wgmma(3, 2)), 4, Ways()),
+    (Sparse(heads=70, tokens=2, cache=Cache("fp8_656", 8, 140), options=wgmma(3)), 4,
+     Ways(groups=2)),
+    (Sparse(heads=64, cache=Cache("fp8_528", 16, 165), extra=Cache("fp4_288", 8, 70), rope=True,
+            options=wgmma(5)), 2, Ways(groups=2)),
+    (Sparse(heads=16, cache=Cache("bf16_512", 16, 140), rope=True, options=wgmma()), 2, Ways()),
+    (Dense(heads=8, tokens=3, page=16, lens=(130, 7), options=wgmma(1, 2)), 2, Ways()),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "slices", "ways"), SLICED, ids=str)
+def test_slices_of_v_are_attended_to_alone(case, slices, ways, other_ways):
+    check_ways(case, ways, other_ways, CHECKED, RANDOM, slices=slices)
 
 
 @pytest.mark.parametrize(
     ("ways", "options", "text"),
     [
-        (Ways("bulk"), {}, "crossing is one of"),
-        (Ways("stores"), {"sharers": 1}, "CTAs share"),
-        (Ways("copies"), {"parts": True}, "parts of one CTA"),
-        (Ways(q_first=True), {"sharers": 1}, "keys by TMA"),
-        (Ways("stores", resident=4), {"cluster": 2}, "clusters that stay"),
+        (CROSSING, {"sharers": 1}, "CTAs share"),
+        (CROSSING, {"keys": Keys("bf16_576", 64, listed=True)}, "codes alone"),
+        (CROSSING, {"parts": True}, "parts of one CTA"),
+        (Ways(crosses=True, resident=4), {"cluster": 2}, "clusters that stay"),
         (Ways(groups=2), {"keys": Keys("bf16_576", 64)}, "keys that threads gather"),
+        (Ways(), {"slices": 3, "sharers": 1}, "slices 3"),
+        (CROSSING, {"slices": 2}, "1 with sharers"),
+        (Ways(resident=4), {"slices": 2, "sharers": 1}, "no slices"),
     ],
 )
 def test_ways_that_do_not_fit_are_refused(ways, options, text):
-    given = {"keys": Keys("bf16_576", 64, listed=True), "sharers": 2} | options
+    given = {"keys": Keys("fp8_656", 64, listed=True), "sharers": 2} | options
     with pytest.raises(ValueError, match=text):
         plan.Plan90(LatentConfig(ways=ways, **given)).check()
 
@@ -220,7 +232,7 @@ def test_row_tiles_share_keys(monkeypatch):
 
 @pytest.mark.parametrize(
     ("entries", "keys", "expected"),
-    [(1, 4096, (16, 2)), (1, 65536, (8, 7)), (8, 8192, (6, 1)), (32, 8192, (2, 1))],
+    [(1, 4096, (8, 3, 2)), (1, 65536, (8, 7, 1)), (8, 8192, (6, 1, 1)), (32, 8192, (2, 1, 1))],
 )
 def test_splits_of_an_h200(entries, keys, expected):
     """Clusters of a split run at once; what the H200 takes for them is in notes/mla.md."""
@@ -228,7 +240,7 @@ def test_splits_of_an_h200(entries, keys, expected):
     config = LatentConfig(heads=128, keys=Keys("bf16_576", 64, counts=True))
     load = Load(entries, keys, 132)
     found = decision_for(config, WGMMA, load, lambda width: at_once.get(width, 7))
-    assert (found.config.cluster, found.parts) == expected
+    assert (found.config.cluster, found.parts, found.config.slices) == expected
 
 
 def test_an_entry_does_not_know_its_batch():
@@ -276,7 +288,7 @@ TRAPS = {
         gather, kernel, "Gather", ("range_constexpr(BUFFERS)", "range_constexpr(0)")
     ),
     "mail over keys of a peer": (
-        finish, math, "finish", ('plan.config.ways.crossing == "copies"', "False")
+        finish, math, "finish_together", ("copied = plan.crosses", "copied = False")
     ),
 }  # fmt: skip
 
@@ -287,7 +299,7 @@ def test_a_kernel_without_its_cure_is_noticed(changed, other_ways, trap):
     changed(module, [user], name, replacement)
     case = QUICK[1] if trap in ("marks", "scales") else replace(QUICK[0], amplitude=6.0)
     if trap.endswith("peer"):
-        other_ways(Ways("copies"))
+        other_ways(CROSSING)
         case = WIDER if "mail" in trap else replace(WIDER, options=wgmma())
     with pytest.raises((AssertionError, PtxEmuError)):
         check(case, HOPPER, CHECKED, ADVERSARIAL)

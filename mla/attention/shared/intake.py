@@ -49,6 +49,7 @@ class Intake:
 
     which: number of the source.
     halves: halves of a tile that a warp fills.
+    crosses: whether another CTA gets what this one converts, see `config.Ways`.
     whole: whether a lane holds all its chunks of a half, and so has both halves of a tile at once.
     holds_wide: whether columns in bf16 next to codes go through registers; else by cp.async.
     """
@@ -57,7 +58,7 @@ class Intake:
     keys: Keys
     spread: Spread
     halves: int
-    crossing: str
+    crosses: bool = False
     whole: bool = False
     holds_wide: bool = False
 
@@ -68,12 +69,12 @@ class Intake:
     @property
     def converts(self) -> bool:
         """Whether entries go through registers; else cp.async brings them as they are."""
-        return bool(self.form.code or self.crossing)
+        return bool(self.form.code)
 
     @property
     def chunks(self) -> int:
         """Chunks of 16 bytes that a lane has of half an entry."""
-        bits = {"": 16, "e4m3": 8, "e2m1": 4}[self.form.code]
+        bits = {"e4m3": 8, "e2m1": 4}[self.form.code]
         return HALF * PANEL * bits // 8 // CHUNK // self.spread.lanes
 
     @property
@@ -91,23 +92,21 @@ class Intake:
         """Whether a panel beside the codes goes through registers: to the other CTA by stores,
         since P overwrites the ninth panel, and so might overwrite what a bulk copy still reads.
         """
-        crosses = self.crossing != "" and self.rest_panel == PANELS
-        return self.crossing == "stores" or crosses or self.holds_wide
+        return (self.crosses and self.rest_panel == PANELS) or self.holds_wide
 
     @property
     def crosses_rest(self) -> bool:
         """Whether that panel goes to the other CTA by stores."""
-        return self.stores_rest and self.crossing != ""
+        return self.stores_rest and self.crosses
 
     @property
     def rest(self) -> str:
         """Kind of the panel beside the halves that goes through registers: '', 'coded', 'wide'."""
         if self.form.coded > LATENT:
             return "coded"
-        beside = self.form.wide > 0 if self.form.code else self.form.columns > LATENT
-        return "wide" if self.stores_rest and beside else ""
+        return "wide" if self.stores_rest and self.form.wide > 0 else ""
 
     @property
     def rest_panel(self) -> int:
         """Panel that is no part of the codes of the two halves."""
-        return min(self.form.coded, LATENT) // PANEL if self.form.code else PANELS
+        return min(self.form.coded, LATENT) // PANEL

@@ -3,7 +3,7 @@
 Four lanes share an entry: they read 64 bytes of it side by side, a chunk of 16 each. Neighbouring
 entries are in neighbouring rows, whose swizzles differ, so that eight lanes that store the same
 unit of their chunks never meet in a bank. Lanes of e2m1 have two panels, and those of the second
-one begin with another unit; so do lanes of odd rows that move bf16, a panel as two chunks.
+one begin with another unit; so do lanes of odd rows that move a panel in bf16 as two chunks.
 """
 
 from dataclasses import dataclass
@@ -125,10 +125,7 @@ def fetch_chunk(
     form, lane = intake.form, cute.arch.lane_idx() % LANES
     bytes_of_half = intake.chunks * LANES * CHUNK
     begin = data_of(source, entries.places[turn]) + half * bytes_of_half
-    if cutlass.const_expr(form.code == ""):
-        begin = begin + wide_at(number % 2) + number // 2 * LINE_BYTES
-    else:
-        begin = begin + lane * CHUNK + number * LANES * CHUNK
+    begin = begin + lane * CHUNK + number * LANES * CHUNK
     there = entries.places[turn] != NOWHERE and is_coded(form, number, half)
     four = four_words_if(there, begin)
     for k in cutlass.range_constexpr(4):
@@ -146,18 +143,15 @@ def store_chunk(
 ) -> None:
     """Convert and store the lane's chunk of a half of an entry. place: (turn, number)."""
     turn, number = place
-    form, to_both = intake.form, intake.crossing == "stores"
+    form = intake.form
     words = tuple(held.half[k, number, turn % intake.depth] for k in range(4))
     if cutlass.const_expr(form.code == "e2m1"):
         scales = entries.scales[0, turn] >> Uint32(16 * number)
-        store_e2m1(to_both, words, scales, target, offset_of(intake, 2 * number, turn))
-    elif cutlass.const_expr(form.code == ""):
-        unit = target.units[number % 2] + offset_of(intake, number // 2, turn)
-        put(to_both, target, unit, words)
+        store_e2m1(words, scales, target, offset_of(intake, 2 * number, turn))
     else:
         if is_coded(form, number, half):
             scale, offset = scale_of(form, entries, turn, number), offset_of(intake, number, turn)
-            store_e4m3(to_both, words, scale, target, offset)
+            store_e4m3(False, words, scale, target, offset)
 
 
 def offset_of(intake: Intake, panel: int, turn: int) -> int:
@@ -196,7 +190,6 @@ def store_e4m3(
 
 @cute.jit
 def store_e2m1(
-    to_both: cutlass.Constexpr,
     words: tuple[Uint32, ...],
     scales: Uint32,
     target: Target,
@@ -209,7 +202,7 @@ def store_e2m1(
     for k in cutlass.range_constexpr(4):
         word = words[k ^ 2] if second else words[k]
         four = scaled_e2m1(word, late if cutlass.const_expr(k >= 2) else early)
-        put(to_both, target, target.units[k] + offset, four)
+        store(target.units[k] + offset, Uint32, four)
 
 
 # ---- the panel beside the halves
@@ -226,7 +219,7 @@ def has_rest(intake: cutlass.Constexpr, buffer: Int32, half: Int32) -> cutlass.B
 @cute.jit
 def fetch_rest(intake: cutlass.Constexpr, source: Source, entries: Entries, held: Held) -> None:
     """Load the lane's chunks of that panel."""
-    form, lane = intake.form, cute.arch.lane_idx() % LANES
+    lane = cute.arch.lane_idx() % LANES
     for turn in cutlass.range_constexpr(intake.spread.turns):
         place = entries.places[turn]
         for part in cutlass.range_constexpr(2 if intake.rest == "wide" else 1):
@@ -234,8 +227,7 @@ def fetch_rest(intake: cutlass.Constexpr, source: Source, entries: Entries, held
             if cutlass.const_expr(intake.rest == "coded"):
                 begin = begin + LATENT + lane * CHUNK
             else:
-                first = form.wide_at if form.code else LATENT * 2
-                begin = begin + first + wide_at(part)
+                begin = begin + intake.form.wide_at + wide_at(part)
             four = four_words_if(place != NOWHERE, begin)
             for k in cutlass.range_constexpr(4):
                 held.rest[k, part, turn] = four[k]

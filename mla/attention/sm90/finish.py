@@ -167,7 +167,7 @@ def post(
     The rows to send replace the keys of this CTA once both teams have read them. Copies to a peer
     read keys, too, until the peer has all of its tiles.
     """
-    copied = plan.config.ways.crossing == "copies"
+    copied = plan.crosses
     meet(plan.barriers, "math")
     if cutlass.const_expr(plan.config.cluster > 1):
         # A release by every warp would wait for memory. One warp's, behind the barrier of all that

@@ -196,7 +196,7 @@ class Gather:
         if cutlass.const_expr(intake.copies_wide):
             cute.arch.cp_async_wait_group(0)
         cute.arch.fence_proxy("async.shared", space="cta")
-        if cutlass.const_expr(intake.crossing == "copies"):
+        if cutlass.const_expr(intake.crosses):
             self.send(intake, scope, (buffer, half), target)
         if half == 0:
             self.arrive(scope.pipes.left, buffer, half)

@@ -12,7 +12,6 @@ from cutlass import BFloat16, Float32, Int32, Int64, Uint32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
-from kernelkit.device.barriers import arrive
 from kernelkit.device.boxes import TmaTensor, describe, reorder
 from kernelkit.device.buffers import buffer_at
 from kernelkit.device.control import set_registers
@@ -144,8 +143,6 @@ class LatentSm90:
                 cute.arch.cluster_wait()
             if mailbox_of(plan, scope).senders > 0:
                 load_q(plan, scope)
-            if cutlass.const_expr(self.config.ways.q_first):
-                arrive(plan.barriers, "q")
         elif warp == plan.roles["idle"].first_warp:
             if cutlass.const_expr(plan.ctas > 1):
                 cute.arch.cluster_wait()

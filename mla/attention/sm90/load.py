@@ -6,7 +6,6 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Int32, Uint16, Uint32
 
-from kernelkit.device.barriers import meet
 from kernelkit.device.boxes import Box, BoxPosition, copy_in
 from kernelkit.device.pipelines import Ring
 from kernelkit.device.shared_words import store
@@ -71,12 +70,12 @@ class LoadHalf:
         if cutlass.const_expr(plan.config.sharers > 1):
             cute.arch.cluster_wait()  # the barriers of all CTAs are initialised
         if cutlass.const_expr(plan.config.ways.resident == 0):
-            self.load_unit(scope, ring, cutlass.Boolean(True))
+            self.load_unit(scope, ring)
             past = after(past, scope.work.count)
         else:
             for step in cutlass.range(steps_of(plan, scope.given), unroll=1):
                 unit = unit_of(plan, scope, step, past)
-                self.load_unit(unit, ring, step == 0)
+                self.load_unit(unit, ring)
                 past = after(past, unit.work.count)
         if cutlass.const_expr(plan.config.sharers > 1):
             for buffer in cutlass.range_constexpr(BUFFERS):
@@ -86,19 +85,12 @@ class LoadHalf:
             cute.arch.cluster_wait()
 
     @cute.jit
-    def load_unit(self, scope: Scope, ring: Ring, is_first: cutlass.Boolean) -> None:
+    def load_unit(self, scope: Scope, ring: Ring) -> None:
         """Load this half of every tile of a unit."""
-        count, waits = scope.work.count, self.plan.config.ways.q_first
-        for number in cutlass.range(count, unroll=1):
-            if cutlass.const_expr(waits):
-                if number == 1 and is_first:
-                    meet(self.plan.barriers, "q")
+        for number in cutlass.range(scope.work.count, unroll=1):
             for buffer in cutlass.range_constexpr(BUFFERS):
                 if number % BUFFERS == buffer:
                     self.load_piece(scope, ring, number, buffer)
-        if cutlass.const_expr(waits):
-            if count < 2 and is_first:
-                meet(self.plan.barriers, "q")
 
     @cute.jit
     def load_piece(

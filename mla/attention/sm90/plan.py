@@ -43,7 +43,6 @@ REGISTERS = {
     (2, 2): (144, 112),
     (2, 4): (128, 128),
 }
-CROSSINGS = ("", "stores", "copies")
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ class Plan90:
     @cached_property
     def crosses(self) -> bool:
         """Whether each of two CTAs gathers half of a tile, and gives it to the other one."""
-        return self.config.ways.crossing != ""
+        return self.config.ways.crosses
 
     @cached_property
     def gathered_keys(self) -> int:
@@ -99,10 +98,9 @@ class Plan90:
     def intake(self, which: int) -> Intake:
         """Return how the entries of a source come."""
         keys, ways = self.config.sources[which], self.config.ways
-        copied = not keys.form.code and not self.crosses
-        spread = Spread(8 if copied else 4, self.gathered_keys // hw.WARPGROUP_WARPS)
+        spread = Spread(4 if keys.form.code else 8, self.gathered_keys // hw.WARPGROUP_WARPS)
         whole = ways.groups == 2 and self.config.slices > 1  # then there are registers for it
-        return Intake(which, keys, spread, 2 // ways.groups, ways.crossing, whole)
+        return Intake(which, keys, spread, 2 // ways.groups, self.crosses, whole)
 
     @cached_property
     def intakes(self) -> tuple[Intake, ...]:
@@ -113,9 +111,7 @@ class Plan90:
         """Whether keys arrive by other than the async proxy, so that consumers order the two."""
         if self.by_tma:
             return False
-        return not all(i.converts for i in self.intakes) or any(
-            i.crossing == "stores" or (i.stores_rest and i.rest) for i in self.intakes
-        )
+        return any(not i.converts or (i.stores_rest and i.rest) for i in self.intakes)
 
     @cached_property
     def box_rows(self) -> int:
@@ -209,12 +205,10 @@ class Plan90:
 
     @cached_property
     def barriers(self) -> BarrierPlan:
-        math, loads = self.roles["math"], ("load_left", "load_right", "load_q")
-        q = NamedBarrier("q", loads, 3 * hw.WARP_THREADS, "Q is requested")
+        math = self.roles["math"]
         return BarrierPlan(
             self.roles,
             (
-                *((q,) if self.config.ways.q_first else ()),
                 NamedBarrier("team", ("math",), math.team_threads, "S is read", TEAMS),
                 NamedBarrier("math", ("math",), math.threads, "both teams are there"),
             ),
@@ -261,23 +255,19 @@ class Plan90:
         self.smem.check()
 
     def _check_ways(self) -> None:
-        ways, gathered = self.config.ways, not self.by_tma
-        if ways.crossing not in CROSSINGS or ways.groups not in (1, 2):
-            raise ValueError(f"{ways}: crossing is one of {CROSSINGS}, groups are 1 or 2")
-        if not gathered and (self.crosses or ways.groups > 1):
-            raise ValueError(f"{ways} are for keys that threads gather, not for keys by TMA")
-        if gathered and ways.q_first:
-            raise ValueError(
-                f"{ways}: q_first is for keys by TMA, not for keys that threads gather"
-            )
-        if ways.crossing == "copies" and self.config.parts and self.config.cluster == 1:
+        config, ways = self.config, self.config.ways
+        if ways.groups not in (1, 2) or (self.by_tma and ways.groups > 1):
+            raise ValueError(f"{ways}: groups are 1, or 2 for keys that threads gather")
+        if self.crosses and not all(keys.form.code for keys in config.sources):
+            raise ValueError(f"{ways}: CTAs cross with codes alone")
+        if self.crosses and config.parts and config.cluster == 1:
             raise ValueError(f"{ways}: parts of one CTA replace keys that copies may still read")
-        if ways.resident and (self.reduces or self.config.slices > 1):
+        if ways.resident and (self.reduces or config.slices > 1):
             raise ValueError(f"{ways}: clusters that stay have cluster 1, no parts and no slices")
-        if gathered and self.crosses != (self.config.sharers == 2):
+        if self.copies and self.crosses != (config.sharers == 2):
             raise ValueError(
-                f"sharers {self.config.sharers} with crossing {ways.crossing!r}: CTAs share "
-                "gathered keys if they cross, and only then"
+                f"{ways} with {config.sharers} sharers: CTAs share gathered keys if they cross, "
+                "and only then"
             )
 
 
