@@ -49,6 +49,15 @@ def index_if(
 
 
 @cute.jit
+def request_if(is_there: Boolean, address: Int64) -> None:
+    """Request the line of an address in global memory to L2, if it is there. Nobody waits."""
+    cute.arch.inline_ptx(
+        "{ .reg .pred there; setp.ne.s32 there, {$r1}, 0; @there prefetch.global.L2 [{$r0}]; }",
+        read_only_args=[address, Int32(is_there)],
+    )
+
+
+@cute.jit
 def float_of(bits: Uint32) -> Float32:
     """fp32 of these bits."""
     return cute.arch.inline_ptx(

@@ -64,7 +64,7 @@ COSTS = {
     WGMMA: Costs(3.3, 0.14, 1.4, 2.4, 0.06, 0.13, 1.5, 0.06),  # of an H200, notes/mla.md
     UMMA: Costs(4.0, 0.0, 1.5, 4.0, 0.02, 0.05, 2.0, 0.03),  # of a B200, modelled
 }
-FEW_TILES = 16  # of a unit: clusters that stay gain 5 % of 10 tiles, and nothing of 32
+FEW_TILES = 20  # of a unit: clusters that stay gain 5 % of 10 tiles, and nothing of 32
 
 
 @dataclass(frozen=True)
@@ -224,15 +224,13 @@ def decision_for(
 def _with_ways(config: LatentConfig, tile: Tile, load: Load, found: Split) -> LatentConfig:
     """Return the config with the ways of the Hopper kernel that are fastest, see notes/mla.md."""
     units, codes = load.entries * tile.count, [bool(s.form.code) for s in config.sources]
-    groups = 2 if any(codes) else 1
     if not found.whole or units < load.sms or load.batch_invariant:
-        return replace(config, ways=Ways(groups=groups))
+        return config
     sharers = 2 if tile.count % 2 == 0 and (all(codes) or not tile.gathered) else 1
     few = -(-load.keys // tile.keys) <= FEW_TILES
     stays = tile.gathered and units > load.sms and (any(codes) or few)
     ways = Ways(
         crosses=tile.gathered and sharers == 2,
-        groups=groups,
         resident=load.sms // sharers if stays else 0,
     )
     return replace(config, sharers=sharers, ways=ways)

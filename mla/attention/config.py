@@ -46,13 +46,11 @@ class Ways:
 
     crosses: each of two CTAs with the same keys gathers half of a tile, converts it, and copies it
         to the other one (cp.async.bulk); else each gathers all. For codes; needs 2 sharers.
-    groups: warpgroups that gather, 1 or 2. Two take a half of the columns each.
     resident: clusters that stay, and take one unit after the other: query entries and row tiles. 0
         for a cluster per unit. Needs cluster 1 and no parts.
     """
 
     crosses: bool = False
-    groups: int = 1
     resident: int = 0
 
 

@@ -12,13 +12,14 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32
 
 from kernelkit.device.warp_mma import pick
-from kernelkit.device.words import float_of, four_words_if, index_if
+from kernelkit.device.words import float_of, four_words_if, index_if, request_if
 from mla.attention.kernel_arguments import Source
 from mla.attention.shared.dequantise import packed_split
-from mla.attention.shared.intake import HALF, PANEL, Intake
+from mla.attention.shared.intake import CHUNK, HALF, PANEL, Intake
 from mla.attention.shared.work import HasWork
 
 NOWHERE = 0xFFFFFFFF  # place of what is no entry
+LINE_BYTES = 128  # of L2
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,8 @@ def make_entries(intake: Intake) -> Entries:
 
 
 def scale_words(intake: Intake) -> int:
-    """Words of an entry's scales that a lane holds: for a half, then for the other if they lie
-    apart from the data, whose place alone is kept.
-    """
-    form = intake.form
-    if form.scale == "fp32":
-        return 2
-    return intake.halves if form.scale else 1
+    """Words of an entry's scales of a half that a lane holds."""
+    return 2 if intake.form.scale == "fp32" else 1
 
 
 @cute.jit
@@ -115,7 +111,7 @@ def find_entries(
     half: Int32,
     entries: Entries,
 ) -> None:
-    """Find the entries with these numbers, and load their scales for a half, or for both."""
+    """Find the entries with these numbers, and load their scales for a half."""
     keys, form, strides = intake.keys, intake.form, source.store.stride
     for turn in cutlass.range_constexpr(intake.spread.turns):
         number = numbers[turn]
@@ -137,18 +133,17 @@ def find_entries(
 
 
 @cute.jit
-def same_entries(
-    intake: cutlass.Constexpr, source: Source, entries: Entries, others: Entries
-) -> None:
-    """Copy entries for their right half. Scales in the data are loaded."""
+def request(intake: cutlass.Constexpr, source: Source, entries: Entries, half: Int32) -> None:
+    """Request the bytes of a half of the lane's entries to L2: a line for each of four lanes. Where
+    entries come from memory, not from L2, their loads would be late, see notes/mla.md.
+    """
+    form, lane = intake.form, cute.arch.lane_idx() % intake.spread.lanes
+    every, own = form.data_bytes, intake.chunks * intake.spread.lanes * CHUNK
+    last = every - own if half == 1 else Int32(own)
+    offset = half * own + cutlass.min(lane * LINE_BYTES, last - 1)
     for turn in cutlass.range_constexpr(intake.spread.turns):
         place = entries.places[turn]
-        others.places[turn] = place
-        if cutlass.const_expr(intake.form.scale == "fp32"):
-            address = data_of(source, place) + intake.form.scale_at
-            fetch_scales(intake, address, place != NOWHERE, Int32(1), others, turn)
-        elif cutlass.const_expr(intake.form.scale != ""):
-            others.scales[0, turn] = entries.scales[intake.halves - 1, turn]
+        request_if(place != NOWHERE, data_of(source, place) + offset)
 
 
 @cute.jit
@@ -172,22 +167,17 @@ def fetch_scales(
     entries: Entries,
     turn: cutlass.Constexpr,
 ) -> None:
-    """Load an entry's scales for a half, for both if they lie apart and the warp fills both. Keep
-    what this lane needs, in words for a half each.
+    """Load an entry's scales for a half. Keep what this lane needs.
 
     fp32: the two of the half. UE8M0: a byte for each panel. e4m3, for e2m1: two bytes for each
     chunk.
     """
-    form, halves = intake.form, intake.halves
+    form = intake.form
     if cutlass.const_expr(form.scale == "fp32"):
         entries.scales[0, turn], entries.scales[1, turn] = words_if(valid, address + half * 8, 2)
     else:
-        begin = address
-        if cutlass.const_expr(halves == 1):
-            begin = address + half * (HALF * PANEL // form.group)
-        for number in cutlass.range_constexpr(halves):
-            at = begin + number * (HALF * PANEL // form.group)
-            entries.scales[number, turn] = scales_of_half(form, at, valid)
+        begin = address + half * (HALF * PANEL // form.group)
+        entries.scales[0, turn] = scales_of_half(form, begin, valid)
 
 
 @cute.jit

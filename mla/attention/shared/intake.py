@@ -48,16 +48,14 @@ class Intake:
     """How threads bring the entries of a source into a tile.
 
     which: number of the source.
-    halves: halves of a tile that a warp fills.
     crosses: whether another CTA gets what this one converts, see `config.Ways`.
-    whole: whether a lane holds all its chunks of a half, and so has both halves of a tile at once.
+    whole: whether a lane holds all its chunks of a half of a tile, else half of them.
     holds_wide: whether columns in bf16 next to codes go through registers; else by cp.async.
     """
 
     which: int
     keys: Keys
     spread: Spread
-    halves: int
     crosses: bool = False
     whole: bool = False
     holds_wide: bool = False
@@ -79,8 +77,8 @@ class Intake:
 
     @property
     def depth(self) -> int:
-        """Turns whose chunks a lane holds: fewer if more lanes hold them."""
-        return self.spread.turns if self.whole else max(self.spread.turns * self.halves // 2, 1)
+        """Turns whose chunks a lane holds."""
+        return self.spread.turns if self.whole else max(self.spread.turns // 2, 1)
 
     @property
     def copies_wide(self) -> bool:

@@ -102,7 +102,7 @@ class Plan100:
     def intakes(self) -> tuple[Intake, ...]:
         """How threads find and bring the entries of a source: 16 to a warp, in halves."""
         return tuple(
-            Intake(which, keys, Spread(4 if keys.form.code else 8, 16), 1, whole=True)
+            Intake(which, keys, Spread(4 if keys.form.code else 8, 16), whole=True)
             for which, keys in enumerate(self.config.sources)
         )
 

@@ -1,7 +1,7 @@
 """Indices of the entries that gathering warps bring, and marks of existing keys (device code).
 
-Indices are loaded a tile ahead of places and scales, and these a tile or half a tile ahead of the
-data, see `../shared/entries.py`.
+Indices are loaded a tile ahead of places and scales, and these a tile ahead of the data, see
+`../shared/entries.py`.
 """
 
 from dataclasses import dataclass
@@ -127,7 +127,7 @@ def resolve(
     indices: Indices,
     entries: Entries,
 ) -> None:
-    """Find the entries that the table names, and load their scales for a half, or for both.
+    """Find the entries that the table names, and load their scales for a half.
 
     place: (tile of this CTA, half).
     """

@@ -1,9 +1,10 @@
 """Gather role: one or two warpgroups fetch the entries of a tile, convert them to bf16, and store
 them as TMA would (device code).
 
-One warpgroup fills both halves of a tile in turn; two fill one each. A warp has as many entries as
-its three neighbours. Lanes hold half a tile of codes in registers. As soon as a lane has converted
-a chunk it loads a later one in its place, so that half a tile is always in flight.
+Codes have two warpgroups, which fill a half of each tile; one copy of the code serves both, since
+an SM's caches of instructions are small. A warp has as many entries as its three neighbours. Lanes
+hold chunks of codes in registers. As soon as a lane has converted a chunk it loads a later one in
+its place. What comes after that is requested to L2 a tile ahead.
 Entries in bf16 go to shared memory by cp.async.
 
 Two CTAs with the same keys may cross: each gathers half of the rows of a tile, and gives them to
@@ -19,7 +20,7 @@ from cutlass import Int32
 
 from kernelkit.device.pipelines import Ring
 from kernelkit.plan import hw
-from mla.attention.shared.entries import same_entries, source_of
+from mla.attention.shared.entries import request, source_of
 from mla.attention.shared.intake import HALF, LINE_BYTES, PANEL_BYTES, PANELS
 from mla.attention.shared.units import (
     Held,
@@ -57,7 +58,7 @@ class Gather:
     def __init__(self, plan: Plan90) -> None:
         self.plan = plan
         self.first_warp = plan.roles["gather"].first_warp
-        self.groups = plan.config.ways.groups
+        self.groups = plan.groups
 
     @cute.jit
     def run(self, scope: Scope) -> None:
@@ -119,31 +120,24 @@ class Gather:
     def convert_all(
         self, intake: cutlass.Constexpr, scope: Scope, begin: Int32, end: Int32
     ) -> None:
-        """Fill the buffers of tiles [begin, end) of a source, half by half.
-
-        One copy of the code serves both halves: an SM's caches of instructions are small.
-        """
-        plan, source, halves = self.plan, source_of(scope, intake), intake.halves
+        """Fill this group's half of the buffers of tiles [begin, end) of a source."""
+        plan, source, half = self.plan, source_of(scope, intake), self.group()
         held, indices = make_held(intake), make_indices(intake)
         entries, following = make_entries(intake), make_entries(intake)
-        own = self.group() if cutlass.const_expr(halves == 1) else Int32(0)
         look_up(plan, intake, scope, begin, end, indices)
-        resolve(plan, intake, scope, (begin, own), indices, following)
+        resolve(plan, intake, scope, (begin, half), indices, following)
         take_over(intake, entries, following)
         look_up(plan, intake, scope, begin + 1, end, indices)
         for turn in cutlass.range_constexpr(intake.depth):
             for chunk in cutlass.range_constexpr(intake.chunks):
-                fetch_chunk(intake, source, entries, held, (turn, chunk), own)
+                fetch_chunk(intake, source, entries, held, (turn, chunk), half)
         if cutlass.const_expr(intake.rest != ""):
-            if has_rest(intake, begin % BUFFERS, own):
+            if has_rest(intake, begin % BUFFERS, half):
                 fetch_rest(intake, source, entries, held)
-        for step in cutlass.range(halves * begin, halves * end, unroll=1):
-            number, half = step // halves, own + step % halves
-            if half == own + halves - 1:
-                resolve(plan, intake, scope, (number + 1, own), indices, following)
-                look_up(plan, intake, scope, number + 2, end, indices)
-            else:
-                same_entries(intake, source, entries, following)
+        for number in cutlass.range(begin, end, unroll=1):
+            resolve(plan, intake, scope, (number + 1, half), indices, following)
+            request(intake, source, following, half)
+            look_up(plan, intake, scope, number + 2, end, indices)
             self.convert(intake, scope, (number, half), entries, held, following)
             take_over(intake, entries, following)
 
@@ -157,17 +151,15 @@ class Gather:
         held: Held,
         following: Entries,
     ) -> None:
-        """Convert what the lane holds of one half, once its buffer is free, and load the next half.
+        """Convert what the lane holds of a half, once its buffer is free, and load the next one.
 
         Args:
             place: (tile of this CTA, half).
-            following: entries of the next half.
+            following: entries of the next tile.
         """
         source, (number, half) = source_of(scope, intake), place
         buffer, state = number % BUFFERS, free_state(scope, number)
-        line, next_half = self.line_of(intake, scope, buffer), half
-        if cutlass.const_expr(intake.halves == 2):
-            next_half = 1 - half
+        line = self.line_of(intake, scope, buffer)
         if half == 0:
             scope.pipes.left.wait_free(state)
             mark(self.plan, scope, entries, buffer)
@@ -186,12 +178,11 @@ class Gather:
                 if cutlass.const_expr(later < turns):
                     fetch_chunk(intake, source, entries, held, (later, chunk), half)
                 else:
-                    fetch_chunk(intake, source, following, held, (later - turns, chunk), next_half)
+                    fetch_chunk(intake, source, following, held, (later - turns, chunk), half)
         if cutlass.const_expr(intake.rest != ""):
             if has_rest(intake, buffer, half):
                 store_rest(intake, held, target, line)
-            next_buffer = buffer ^ half if cutlass.const_expr(intake.halves == 2) else 1 - buffer
-            if has_rest(intake, next_buffer, next_half):
+            if has_rest(intake, 1 - buffer, half):
                 fetch_rest(intake, source, following, held)
         if cutlass.const_expr(intake.copies_wide):
             cute.arch.cp_async_wait_group(0)

@@ -95,12 +95,19 @@ class Plan90:
         """Keys of a tile that a CTA gathers."""
         return KEYS // self.config.sharers if self.crosses else KEYS
 
+    @cached_property
+    def groups(self) -> int:
+        """Warpgroups that gather. Two fill a half of a tile each: to convert codes takes long."""
+        if self.by_tma:
+            return 0
+        return 2 if any(keys.form.code for keys in self.config.sources) else 1
+
     def intake(self, which: int) -> Intake:
         """Return how the entries of a source come."""
-        keys, ways = self.config.sources[which], self.config.ways
+        keys = self.config.sources[which]
         spread = Spread(4 if keys.form.code else 8, self.gathered_keys // hw.WARPGROUP_WARPS)
-        whole = ways.groups == 2 and self.config.slices > 1  # then there are registers for it
-        return Intake(which, keys, spread, 2 // ways.groups, self.crosses, whole)
+        whole = self.config.slices > 1  # then there are registers for it
+        return Intake(which, keys, spread, self.crosses, whole)
 
     @cached_property
     def intakes(self) -> tuple[Intake, ...]:
@@ -160,19 +167,18 @@ class Plan90:
         """Columns of one product P V. For 512 threads ptxas has 128 registers, and refuses the
         instruction that sums 256 columns in them, whatever setmaxnreg says.
         """
-        most = HALF * PANEL // (2 if self.config.ways.groups == 2 else 1)
+        most = HALF * PANEL // (2 if self.groups == 2 else 1)
         return min(most, self.team_columns)
 
     @cached_property
     def roles(self) -> RolePlan:
         duty = "S = Q K^T, softmax, O += P V"
-        groups = 0 if self.by_tma else self.config.ways.groups
-        computes, loads = REGISTERS[groups, self.config.slices]
+        computes, loads = REGISTERS[self.groups, self.config.slices]
         math = Role("math", 0, 8, duty, computes, TEAMS)
         others: tuple[Role, ...] = (
             Role("gather", 8, 4, "fetch and convert tiles of K and V", loads),
         )
-        if groups == 2:
+        if self.groups == 2:
             others = (
                 Role("gather", 8, 4, "fetch and convert left halves of tiles", loads),
                 Role("gather_right", 12, 4, "fetch and convert right halves of tiles", loads),
@@ -232,6 +238,11 @@ class Plan90:
     def check(self) -> None:
         """Raise ValueError or NotImplementedError for configs that the kernel does not support."""
         cluster, sharers = self.config.cluster, self.config.sharers
+        if self.config.slices not in SLICES or (self.config.slices > 1 and sharers > 1):
+            raise ValueError(
+                f"slices {self.config.slices} with {sharers} sharers: one of {SLICES}, and 1 with "
+                "sharers"
+            )
         mail = self.mail
         if not 1 <= self.ctas <= MAX_CLUSTER or not mail.fits:
             raise ValueError(
@@ -244,11 +255,6 @@ class Plan90:
                 f"sharers {sharers} with {self.tiles.count} row tiles: 1, or 2 if there is an even "
                 "number of tiles"
             )
-        if self.config.slices not in SLICES or (self.config.slices > 1 and sharers > 1):
-            raise ValueError(
-                f"slices {self.config.slices} with {sharers} sharers: one of {SLICES}, and 1 with "
-                "sharers"
-            )
         self._check_ways()
         self.roles.check()
         self.barriers.check()
@@ -256,8 +262,6 @@ class Plan90:
 
     def _check_ways(self) -> None:
         config, ways = self.config, self.config.ways
-        if ways.groups not in (1, 2) or (self.by_tma and ways.groups > 1):
-            raise ValueError(f"{ways}: groups are 1, or 2 for keys that threads gather")
         if self.crosses and not all(keys.form.code for keys in config.sources):
             raise ValueError(f"{ways}: CTAs cross with codes alone")
         if self.crosses and config.parts and config.cluster == 1:
