@@ -133,6 +133,28 @@ def find_entries(
 
 
 @cute.jit
+def entry_of_turn(
+    intake: cutlass.Constexpr,
+    tiles: tuple[Entries, Entries],
+    turn: Int32,
+    found: Entries,
+    slot: cutlass.Constexpr,
+) -> None:
+    """Copy entry number `turn` of two tiles, one behind the other, to a slot of `found`."""
+    every = [(tile, number) for tile in tiles for number in range(intake.spread.turns)]
+    found.places[slot] = tiles[0].places[0]
+    for word in cutlass.range_constexpr(scale_words(intake)):
+        found.scales[word, slot] = tiles[0].scales[word, 0]
+    for position in cutlass.range_constexpr(1, len(every)):
+        tile, number = every[position]
+        here = turn == position
+        found.places[slot] = tile.places[number] if here else found.places[slot]
+        for word in cutlass.range_constexpr(scale_words(intake)):
+            old = found.scales[word, slot]
+            found.scales[word, slot] = tile.scales[word, number] if here else old
+
+
+@cute.jit
 def request(intake: cutlass.Constexpr, source: Source, entries: Entries, half: Int32) -> None:
     """Request the bytes of a half of the lane's entries to L2: a line for each of four lanes. Where
     entries come from memory, not from L2, their loads would be late, see notes/mla.md.

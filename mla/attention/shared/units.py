@@ -133,6 +133,14 @@ def fetch_chunk(
 
 
 @cute.jit
+def move_up(intake: cutlass.Constexpr, held: Held, number: cutlass.Constexpr) -> None:
+    """Move a chunk of each turn to the turn before."""
+    for turn in cutlass.range_constexpr(1, intake.depth):
+        for k in cutlass.range_constexpr(4):
+            held.half[k, number, turn - 1] = held.half[k, number, turn]
+
+
+@cute.jit
 def store_chunk(
     intake: cutlass.Constexpr,
     held: Held,

@@ -20,7 +20,7 @@ from cutlass import Int32
 
 from kernelkit.device.pipelines import Ring
 from kernelkit.plan import hw
-from mla.attention.shared.entries import request, source_of
+from mla.attention.shared.entries import entry_of_turn, request, source_of
 from mla.attention.shared.intake import HALF, LINE_BYTES, PANEL_BYTES, PANELS
 from mla.attention.shared.units import (
     Held,
@@ -31,6 +31,7 @@ from mla.attention.shared.units import (
     fetch_rest,
     has_rest,
     make_held,
+    move_up,
     store_chunk,
     store_rest,
     units_at,
@@ -170,15 +171,16 @@ class Gather:
                 copy_wide(intake, source, entries, line)
             cute.arch.cp_async_commit_group()
         target = self.target(intake, scope, line, (buffer, half))
-        turns = intake.spread.turns
-        for turn in cutlass.range_constexpr(turns):
-            later = turn + intake.depth
+        now, later, both = make_entries(intake), make_entries(intake), (entries, following)
+        for turn in cutlass.range(intake.spread.turns, unroll=1):  # half as much code
+            entry_of_turn(intake, both, turn, now, 0)
+            entry_of_turn(intake, both, turn + intake.depth, later, intake.depth - 1)
+            distance = turn * (intake.spread.at_once * LINE_BYTES)
+            moved = replace(target, units=tuple(unit + distance for unit in target.units))
             for chunk in cutlass.range_constexpr(intake.chunks):
-                store_chunk(intake, held, entries, target, (turn, chunk), half)
-                if cutlass.const_expr(later < turns):
-                    fetch_chunk(intake, source, entries, held, (later, chunk), half)
-                else:
-                    fetch_chunk(intake, source, following, held, (later - turns, chunk), half)
+                store_chunk(intake, held, now, moved, (0, chunk), half)
+                move_up(intake, held, chunk)
+                fetch_chunk(intake, source, later, held, (intake.depth - 1, chunk), half)
         if cutlass.const_expr(intake.rest != ""):
             if has_rest(intake, buffer, half):
                 store_rest(intake, held, target, line)
