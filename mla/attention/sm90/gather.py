@@ -260,6 +260,7 @@ class Gather:
                         self.panels_of(buffer, half) * (PANEL_BYTES // 2),
                     ],
                 )
+        cute.arch.sync_warp()
         ring.signal(buffer)
 
     @cute.jit

@@ -194,7 +194,9 @@ class Plan90:
 
     @cached_property
     def edges(self) -> EdgePlan:
-        signal = Signal.TMA if self.by_tma else Signal.THREADS
+        # Copies of a thread arrive for it. Where none do, one arrival of a warp wakes fewer waits.
+        threads = Signal.WARPS if all(i.converts for i in self.intakes) else Signal.THREADS
+        signal = Signal.TMA if self.by_tma else threads
         ring: dict[str, Any] = {"release": Signal.WARPS, "multicast": self.config.sharers > 1}
         ring["tx_bytes"] = HALF * PANEL_BYTES if self.by_tma else 0
         left, right = ("load_left", "load_right") if self.by_tma else ("gather", "gather")
