@@ -20,14 +20,11 @@ from kvcache.layouts.records import BF16_512, FP8_584, INDEXER_FP4, INDEXER_FP8,
 from kvcache.layouts.rows import Rows
 from kvcache.memory.cache import Cache
 from kvcache.movement.api import append_rows, append_swa, checksum, copy_slots, gather
+from lab.mutation.latents import LATENT
 from lab.mutation.subject import Results, Subject
 from lab.problems import mixed_gemm
 from lab.problems.attention import Case
 from lab.problems.grouped_gemm import Case as Product
-from lab.problems.latent import Cache as Entries
-from lab.problems.latent import Dense, Sparse
-from mla.attention.api import decode as attend
-from mla.attention.api import sparse_decode
 from mla.compressor.api import Compressor, Tables, compress
 from mla.indexer.api import IndexQuery, prepare_query, scores, select
 from mla.indexer.quantised import quantised
@@ -601,32 +598,6 @@ CACHE: dict[str, Subject] = {
 }
 
 
-def _latent(arch: str, case: Dense | Sparse, **options: Any) -> Subject:
-    """options: arguments that change no result."""
-    inputs = functools.cache(case.inputs)  # not yet
-
-    def launched() -> Results:
-        given, others = inputs()
-        function = attend if isinstance(case, Dense) else sparse_decode
-        return function(*given, return_lse=True, arch=arch, **others, **options)
-
-    return Subject(launched)
-
-
-LONG = Dense(heads=20, tokens=2, page=16, lens=(300, 20), sinks=True, amplitude=4.0)
-PAGED = replace(LONG, heads=70, tokens=1, page=64, lens=(700, 40))  # two row tiles, by TMA
-LISTS = Sparse(heads=12, tokens=2, cache=Entries("fp8_584", 32, 330, counts=(330, 7)),
-               extra=Entries("fp4_288", 5, 40), rope=True, sinks=True, amplitude=4.0)  # fmt: skip
-PLAIN = Sparse(heads=12, tokens=2, cache=Entries("tensor", 16, 300), amplitude=4.0)
-LATENT: dict[str, Subject] = {
-    "latent warps": _latent("sm_89", LONG, parts=2),
-    "latent warps, records": _latent("sm_89", LISTS, parts=2),
-    "latent wgmma": _latent("sm_90a", PAGED, kernel="wgmma", cluster=1),
-    "latent wgmma, cluster": _latent("sm_90a", PAGED, kernel="wgmma", cluster=2, parts=2),
-    "latent wgmma, records": _latent("sm_90a", LISTS, kernel="wgmma", cluster=1),
-    "latent wgmma, records, cluster": _latent("sm_90a", LISTS, kernel="wgmma", cluster=2, parts=2),
-    "latent wgmma, listed bf16": _latent("sm_90a", PLAIN, kernel="wgmma", cluster=1),
-}
 SUBJECTS: dict[str, Subject] = {**ATTENTION, **DECODE, **LATENT, **EXPERTS, **CACHE}
 
 
