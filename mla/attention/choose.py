@@ -290,7 +290,10 @@ def split(tile: Tile, load: Load, limit: Places | None = None) -> Split:
 def _cheapest(tile: Tile, load: Load, limit: Places) -> Split:
     """Return the split that takes least time by the estimate of `cost_us`."""
     if load.batch_invariant:
-        load = replace(load, entries=1)
+        # Slices change no bits, so they may depend on the batch.
+        load = replace(load, batch_invariant=False)
+        fixed = _cheapest(replace(tile, slices=(1,)), replace(load, entries=1), limit)
+        load = replace(load, cluster=fixed.cluster, parts=fixed.parts)
     units, tiles = max(load.entries, 1) * tile.count, max(-(-load.keys // tile.keys), 1)
     best = (math.inf, Split(load.cluster or 1, load.parts or 1))
     widest = min(tiles, MAX_CLUSTER // tile.pair)

@@ -226,6 +226,17 @@ def test_splits_of_an_h200(entries, keys, expected):
     assert (found.config.cluster, found.parts, found.config.slices) == expected
 
 
+def test_slices_of_a_batch_do_not_change_its_division():
+    """With `batch_invariant` one entry has slices, and a full batch has none."""
+    config = LatentConfig(heads=64, keys=Keys("fp8_584", 64, listed=True))
+    found = [
+        decision_for(config, WGMMA, Load(entries, 640, 132, batch_invariant=True))
+        for entries in (1, 128)
+    ]
+    assert [(each.config.cluster, each.parts) for each in found] == [(10, 1)] * 2
+    assert [each.config.slices for each in found] == [4, 1]
+
+
 def test_an_entry_does_not_know_its_batch():
     case = Dense(heads=20, tokens=2, page=16, lens=(61, 133, 17))
     (q, kv), options = case.inputs()
