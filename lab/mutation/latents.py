@@ -18,7 +18,11 @@ from mla.glue.api import LatentKeys, LowRank, Queries, norm_rope_append
 
 
 def _latent(arch: str, case: Dense | Sparse, sms: int = 132, **options: Any) -> Subject:
-    """sms: of the GPU that the launch is chosen for. options: arguments that change no result."""
+    """Return a call as a subject.
+
+    sms: of the GPU that the launch is chosen for.
+    options: arguments that change no result.
+    """
     inputs = functools.cache(case.inputs)  # not yet
 
     def launched() -> Results:
