@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
 
 import torch
 
@@ -13,7 +12,7 @@ from kernelkit.call.tensors import DTYPE_NAMES
 from kernelkit.compile.arch import PORTABLE, WITHOUT_E4M3, require_pdl
 from kernelkit.compile.compiler import compile_once
 from kernelkit.device.param_table import ParamTable
-from kernelkit.device.param_words import members
+from kernelkit.device.param_words import nothing
 from kvcache.movement.config import Angles, Entries, TokenRows, ctas_for
 from mla.attention.formats import FORMS
 from mla.glue.arguments import Arguments, Index, Keys, LowRankRows, QueryHeads
@@ -82,10 +81,10 @@ def params_of(given: Arguments, items: int) -> GlueParams:
         items=items,
         positions=given.positions,
         angles=Angles.of(given.cos, given.sin),
-        low_rank=_nothing(LowRankWords) if low_rank is None else _low_rank(low_rank),
-        keys=_nothing(KeyWords) if keys is None else _keys(keys),
-        index=_nothing(IndexWords) if index is None else _index(index, given),
-        queries=_nothing(QueryWords) if queries is None else _queries(queries),
+        low_rank=nothing(LowRankWords) if low_rank is None else _low_rank(low_rank),
+        keys=nothing(KeyWords) if keys is None else _keys(keys),
+        index=nothing(IndexWords) if index is None else _index(index, given),
+        queries=nothing(QueryWords) if queries is None else _queries(queries),
     )
 
 
@@ -137,11 +136,6 @@ def _heads(x: torch.Tensor, columns: int) -> HeadRows:
     return HeadRows(
         address=(x, skipped), token_stride=found.token_stride, head_stride=found.head_stride
     )
-
-
-def _nothing(kind: type) -> Any:
-    """Return the words of a part that is not there, all of them 0."""
-    return kind(**{name: _nothing(inner) if inner else 0 for name, inner in members(kind)})
 
 
 def _is_wide(table: torch.Tensor) -> bool:
