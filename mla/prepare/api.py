@@ -8,6 +8,7 @@ be captured in a graph.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,11 +41,10 @@ class Compression:
     them.
 
     compressor: the weights.
-    tail: the tail of the layer, read and written in place.
-    out: the entries of the layer, or its index keys, written in place.
+    tail: the tail of the layer, `Cache.tail`; its name finds its table, 'rows_of.csa_tail' say.
+    out: the entries of the layer, or its index keys, `Cache.rows`; written in place.
     values, scores: fp32 [T, overlap * width].
-    tables: `Tables.of` the step for this stream and its tail. Other parts have the same tensors of
-        positions, owners, starts, cu_tokens and state_slots.
+    stream: the name of the stream, which finds its tables, 'rows_of.csa' and 'ends_of.csa' say.
     """
 
     compressor: Compressor
@@ -52,13 +52,13 @@ class Compression:
     out: Rows
     values: torch.Tensor
     scores: torch.Tensor
-    tables: Tables
+    stream: str
 
 
 @dataclass(frozen=True)
 class IndexQueries:
-    """Queries of the indexer, as `mla.prepare_query` prepares them. Their rotation is DeepSeek-V4's,
-    which keys from `compress` have.
+    """Queries of the indexer, as `mla.prepare_query` prepares them with its default rotation, which
+    keys from `compress` have.
 
     q: bf16 or fp32 [T, H, 128], not rotated yet.
     weights: bf16 or fp32 [T, H].
@@ -88,7 +88,7 @@ class WindowKeys:
 
 
 def prepare_attention(
-    positions: torch.Tensor,
+    arrays: Mapping[str, torch.Tensor],
     rope: tuple[torch.Tensor, torch.Tensor],
     *,
     entries: Compression | None = None,
@@ -105,7 +105,8 @@ def prepare_attention(
     write it, bit for bit: `compress`, `prepare_query`, `kvcache.append_swa`.
 
     Args:
-        positions: int64 [T], the position of each token.
+        arrays: `Step.tensors`, or the buffers of `Step.fill`: the positions of the T tokens, and
+            the tables that `Tables.of` reads for compressors.
         rope: (cos, sin), fp32 [positions, 32], the layer's own.
         entries: compressed entries of the layer.
         index_keys: keys of the indexer.
@@ -123,17 +124,15 @@ def prepare_attention(
             fit in one launch, which is never so with those of DeepSeek-V4.
         TypeError, ValueError: naming the value and the limit, before anything is written.
     """
-    if not isinstance(rope, tuple | list) or len(rope) != 2:
-        raise TypeError(f"rope is {type(rope).__name__}, expected two tables (cos, sin)")
     found = PREPARE_ATTENTION(fields(
-        positions, rope, entries=entries, index_keys=index_keys, index_queries=index_queries,
+        arrays, rope, entries=entries, index_keys=index_keys, index_queries=index_queries,
         window=window, longest=longest, backend=backend, arch=arch,
     ))  # fmt: skip
     return None if index_queries is None else IndexQuery(*found)
 
 
 def fields(
-    positions: torch.Tensor,
+    arrays: Mapping[str, torch.Tensor],
     rope: tuple[torch.Tensor, torch.Tensor],
     *,
     entries: Compression | None = None,
@@ -143,12 +142,21 @@ def fields(
     **options: Any,
 ) -> dict[str, Any]:
     """Convert arguments of `prepare_attention` to fields of `arguments.Arguments`."""
+    if not isinstance(rope, tuple | list) or len(rope) != 2:
+        raise TypeError(f"rope is {type(rope).__name__}, expected two tables (cos, sin)")
+    require("arrays", arrays, Mapping)
+    if "positions" not in arrays:
+        raise ValueError(f"no positions: arrays are {', '.join(map(str, arrays))}")
     pools: list[torch.Tensor] = []
-    given = {"positions": positions, "cos": rope[0], "sin": rope[1], **options}
+    given = {"positions": arrays["positions"], "cos": rope[0], "sin": rope[1], **options}
     for name, part in (("entries", entries), ("index_keys", index_keys)):
         if part is not None:
-            given[name] = _stream(name, part, pools)
-            _share(name, part.tables, given)
+            require(name, part, Compression)
+            require(f"{name}.tail", part.tail, TailRows)
+            require(f"{name}.tail.tail", part.tail.tail, Tail)
+            tables = Tables.of(arrays, part.stream, part.tail.tail.name)
+            given |= {table: getattr(tables, table) for table in SHARED}
+            given[name] = _stream(name, part, tables, pools)
     if index_queries is not None:
         require("index_queries", index_queries, IndexQueries)
         given["index_queries"] = QueryPart(**vars(index_queries))
@@ -159,31 +167,16 @@ def fields(
     return given | {"pools": tuple(pools)}
 
 
-def _stream(name: str, part: Compression, pools: list[torch.Tensor]) -> StreamPart:
+def _stream(name: str, part: Compression, tables: Tables, pools: list[torch.Tensor]) -> StreamPart:
     """Return the fields of a compressor, and add its pools to `pools`."""
-    require(name, part, Compression)
     require(f"{name}.compressor", part.compressor, Compressor)
-    require(f"{name}.tables", part.tables, Tables)
-    require(f"{name}.tail", part.tail, TailRows)
     tail = part.tail.tail
-    require(f"{name}.tail.tail", tail, Tail)
     number = _number(f"{name}.tail.pool", part.tail.pool, pools)
     shape = tail.ratio, tail.width, tail.overlap, tail.online
     place = TailPlace(number, part.tail.offset, part.tail.rows, *shape)
-    tables = part.tables.ends, part.tables.tail_rows, part.tables.entries
+    own = tables.ends, tables.tail_rows, tables.entries
     out = _place(f"{name}.out", part.out, pools)
-    return StreamPart(part.compressor, part.values, part.scores, *tables, place, out)
-
-
-def _share(name: str, tables: Tables, given: dict[str, Any]) -> None:
-    """Add the tables of a step to `given`; ValueError for another one than is there."""
-    for table in SHARED:
-        tensor = getattr(tables, table)
-        if given.setdefault(table, tensor) is not tensor:
-            raise ValueError(
-                f"{name}.tables.{table} is another tensor than that of other parts: the parts of a "
-                "launch have the tables of one step"
-            )
+    return StreamPart(part.compressor, part.values, part.scores, *own, place, out)
 
 
 def _place(name: str, rows: Rows, pools: list[torch.Tensor]) -> Place:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from mla.prepare.launch import ARCHS, KERNEL, PREPARE_ATTENTION, outputs_of, pla
 
 
 def warmup_prepare(
-    positions: torch.Tensor,
+    arrays: Mapping[str, torch.Tensor],
     rope: tuple[torch.Tensor, torch.Tensor],
     *,
     progress: Progress | bool | None = None,
@@ -27,7 +28,7 @@ def warmup_prepare(
     do not.
 
     Args:
-        positions, rope: as for `prepare_attention`.
+        arrays, rope: as for `prepare_attention`.
         progress: see `kernelkit.compile.warm.warm`.
         options: those of `prepare_attention`.
 
@@ -37,9 +38,9 @@ def warmup_prepare(
     Raises:
         TypeError, ValueError, NotImplementedError: what `prepare_attention` raises.
     """
-    bound = inspect.signature(prepare_attention).bind(positions, rope, **options)
+    bound = inspect.signature(prepare_attention).bind(arrays, rope, **options)
     given = PREPARE_ATTENTION.arguments(fields(**bound.arguments))
     given.check()
-    target = choose_target(positions.device, given.backend, given.arch, ARCHS)
+    target = choose_target(given.cos.device, given.backend, given.arch, ARCHS)
     config, _, _ = plan(given, outputs_of(given))
     return warm([KernelKey(KERNEL, config, target.arch)], progress)

@@ -89,7 +89,7 @@ def parts_of(setup: Setup, cache: Cache, arrays: Mapping[str, torch.Tensor], see
 
     angles = torch.arange(LONGEST)[:, None] * 10000.0 ** (-torch.arange(0, ROPE, 2) / ROPE)
     found: Parts = {
-        "positions": arrays["positions"],
+        "arrays": arrays,
         "rope": (angles.cos().to(device), angles.sin().to(device)),
     }
     for stream in setup.streams:
@@ -97,10 +97,9 @@ def parts_of(setup: Setup, cache: Cache, arrays: Mapping[str, torch.Tensor], see
         columns = tail.overlap * tail.width
         weights = Compressor(normal(tail.ratio, columns), 1 + 0.1 * normal(tail.width))
         wide = normal(tokens, 2 * columns)  # so that rows are not contiguous
-        tables = Tables.of(arrays, stream, name)
         found[STREAMS[stream][0]] = Compression(
             weights, cache.tail(name, 0), cache.rows(stream, 0), wide[:, :columns],
-            3 * wide[:, columns:], tables,
+            3 * wide[:, columns:], stream,
         )  # fmt: skip
     if setup.kind == "csa":
         q, record = normal(tokens, setup.heads, 128).bfloat16(), cache.rows("index", 0).record
@@ -113,10 +112,13 @@ def parts_of(setup: Setup, cache: Cache, arrays: Mapping[str, torch.Tensor], see
 
 def one_by_one(parts: Parts, longest: int | None, place: Mapping[str, Any]) -> IndexQuery | None:
     """Prepare a step by a launch for each part."""
-    positions, (cos, sin) = parts["positions"], parts["rope"]
+    arrays, (cos, sin) = parts["arrays"], parts["rope"]
+    positions = arrays["positions"]
     for name in ("entries", "index_keys"):
         if name in parts:
-            compress(**vars(parts[name]), cos=cos, sin=sin, longest=longest, **place)
+            given = dict(vars(parts[name]))
+            tables = Tables.of(arrays, given.pop("stream"), given["tail"].tail.name)
+            compress(**given, tables=tables, cos=cos, sin=sin, longest=longest, **place)
     if "window" in parts:
         window = parts["window"]
         append_swa(window.rows, window.kv, positions, window.slots, cos, sin, **place)
