@@ -42,15 +42,20 @@ def run(given: Arguments) -> tuple[()]:
     given.check()
     target = choose_target(given.positions.device, given.backend, given.arch, ARCHS)
     check_arch(given, target)
+    config, params, ctas = plan(given)
+    if ctas:
+        compiled = compile_once(config, target.arch, KERNEL)
+        launch(compiled, (ParamTable.of(params), ctas), target, given.positions.device)
+    return ()
+
+
+def plan(given: Arguments) -> tuple[GlueConfig, GlueParams, int]:
+    """Return the config, the parameters and the number of CTAs, 0 if there are no rows."""
     config = config_of(given)
     items = config.items(given.tokens, given.heads)
     if items >= MAX_ITEMS:
         raise ValueError(f"{items} rows of all parts: fewer than {MAX_ITEMS}")
-    if items:
-        compiled = compile_once(config, target.arch, KERNEL)
-        table = ParamTable.of(params_of(given, items))
-        launch(compiled, (table, ctas_for(items, config.warps)), target, given.positions.device)
-    return ()
+    return config, params_of(given, items), ctas_for(items, config.warps)
 
 
 def config_of(given: Arguments) -> GlueConfig:

@@ -1,5 +1,5 @@
-"""`prepare_attention`: one launch for rows that `compress`, `prepare_query` and `append_swa` would
-write in a launch each.
+"""`prepare_attention`: one launch for rows that `compress`, `prepare_query`, `norm_rope_append` and
+`append_swa` would write in a launch each.
 
 None of these rows depends on another one. Devices, `backend`, `arch` and what is refused: as in
 `kvcache.movement.api`, on compute capability 9.0 and 10.x. Nothing waits for a GPU; each call can
@@ -20,8 +20,10 @@ from kvcache.layouts.layout import Tail
 from kvcache.layouts.records import Record
 from kvcache.layouts.rows import Rows, TailRows
 from mla.compressor.arguments import Compressor, Tables
+from mla.glue.api import Queries, heads_of
 from mla.indexer.api import IndexQuery
 from mla.prepare.arguments import (
+    ELEMENTS,
     RECORDS,
     SHARED,
     Place,
@@ -94,6 +96,7 @@ def prepare_attention(
     entries: Compression | None = None,
     index_keys: Compression | None = None,
     index_queries: IndexQueries | None = None,
+    queries: Queries | None = None,
     window: WindowKeys | None = None,
     longest: int | None = None,
     backend: str = "auto",
@@ -102,7 +105,7 @@ def prepare_attention(
     """Prepare what scores and attention of a layer read, for the T tokens of a step.
 
     The parts that are given share one launch. Each of them is written as the call of its own would
-    write it, bit for bit: `compress`, `prepare_query`, `kvcache.append_swa`.
+    write it, bit for bit: `compress`, `prepare_query`, `norm_rope_append` and `kvcache.append_swa`.
 
     Args:
         arrays: `Step.tensors`, or the buffers of `Step.fill`: the positions of the T tokens, and
@@ -111,6 +114,7 @@ def prepare_attention(
         entries: compressed entries of the layer.
         index_keys: keys of the indexer.
         index_queries: queries of the indexer.
+        queries: queries of attention, as `norm_rope_append` writes them; neighbours are pairs.
         window: keys of the window.
         longest: the largest number of tokens of a request, `Step.longest`, if it is known. The
             division of the compressors' work depends on it, their bytes do not.
@@ -126,7 +130,7 @@ def prepare_attention(
     """
     found = PREPARE_ATTENTION(fields(
         arrays, rope, entries=entries, index_keys=index_keys, index_queries=index_queries,
-        window=window, longest=longest, backend=backend, arch=arch,
+        queries=queries, window=window, longest=longest, backend=backend, arch=arch,
     ))  # fmt: skip
     return None if index_queries is None else IndexQuery(*found)
 
@@ -138,6 +142,7 @@ def fields(
     entries: Compression | None = None,
     index_keys: Compression | None = None,
     index_queries: IndexQueries | None = None,
+    queries: Queries | None = None,
     window: WindowKeys | None = None,
     **options: Any,
 ) -> dict[str, Any]:
@@ -160,6 +165,8 @@ def fields(
     if index_queries is not None:
         require("index_queries", index_queries, IndexQueries)
         given["index_queries"] = QueryPart(**vars(index_queries))
+    if queries is not None:
+        given["queries"] = heads_of(queries)
     if window is not None:
         require("window", window, WindowKeys)
         place = _place("window.rows", window.rows, pools)
@@ -172,10 +179,15 @@ def _stream(name: str, part: Compression, tables: Tables, pools: list[torch.Tens
     require(f"{name}.compressor", part.compressor, Compressor)
     tail = part.tail.tail
     number = _number(f"{name}.tail.pool", part.tail.pool, pools)
-    shape = tail.ratio, tail.width, tail.overlap, tail.online
+    shape = tail.ratio, tail.overlap, tail.online
     place = TailPlace(number, part.tail.offset, part.tail.rows, *shape)
     own = tables.ends, tables.tail_rows, tables.entries
     out = _place(f"{name}.out", part.out, pools)
+    if tail.width != ELEMENTS[out.record]:
+        raise NotImplementedError(
+            f"{name}.tail of width {tail.width}: entries of {out.record} have "
+            f"{ELEMENTS[out.record]} elements"
+        )
     return StreamPart(part.compressor, part.values, part.scores, *own, place, out)
 
 

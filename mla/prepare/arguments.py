@@ -23,7 +23,9 @@ from kvcache.movement.arguments import (
 )
 from mla.compressor.arguments import Compressor, Job, Tables
 from mla.compressor.arguments import check as check_job
-from mla.indexer.formats import FORMATS
+from mla.glue.arguments import Arguments as Between
+from mla.glue.arguments import QueryHeads
+from mla.indexer.formats import FORMATS, WIDTH
 from mla.indexer.query_launch import Query
 from mla.indexer.query_launch import check as check_query
 
@@ -31,6 +33,9 @@ Pools = tuple[torch.Tensor, ...]
 SHARED = ("positions", "owners", "starts", "cu_tokens", "state_slots")  # tables of a step
 RECORDS = {name: latent.record for name, latent in LATENTS.items()}
 RECORDS |= {name: form.record for name, form in FORMATS.items()}
+ELEMENTS = {name: latent.elements for name, latent in LATENTS.items()} | dict.fromkeys(
+    FORMATS, WIDTH
+)
 
 
 @dataclass(frozen=True)
@@ -58,14 +63,13 @@ class TailPlace:
     offset: int
     depth: int
     ratio: int
-    width: int
     overlap: int
     online: bool
 
-    def of(self, pools: Pools) -> TailRows:
-        """Return the rows of the tail."""
+    def of(self, pools: Pools, width: int) -> TailRows:
+        """Return the rows of the tail. width: the elements of an entry."""
         windows = {"overlap": self.overlap, "online": self.online}
-        tail = Tail("tail", self.ratio, self.width, copies=1, **windows)
+        tail = Tail("tail", self.ratio, width, copies=1, **windows)
         return TailRows(pools[self.pool], self.offset, self.depth, tail)
 
 
@@ -117,6 +121,7 @@ class Arguments:
     entries: StreamPart | None = None
     index_keys: StreamPart | None = None
     index_queries: QueryPart | None = None
+    queries: QueryHeads | None = None
     window: WindowPart | None = None
     longest: int | None = None
     backend: str = "auto"
@@ -129,7 +134,8 @@ class Arguments:
         return {name: self._job(part) for name, part in parts.items() if part is not None}
 
     def _job(self, part: StreamPart) -> Job:
-        tail, out = part.tail.of(self.pools), part.out.of(self.pools)
+        out, width = part.out.of(self.pools), ELEMENTS[part.out.record]
+        tail = part.tail.of(self.pools, width)
         shared = {name: getattr(self, name) for name in SHARED}
         own = {name: getattr(part, name) for name in ("ends", "tail_rows", "entries")}
         rows = part.values, part.scores, Tables(**shared, **own)
@@ -145,6 +151,13 @@ class Arguments:
         return Query(part.q, part.weights, *shared, part.record, part.factor)
 
     @property
+    def heads(self) -> Between | None:
+        """Arguments of `norm_rope_append`."""
+        if self.queries is None:
+            return None
+        return Between(self.positions, self.cos, self.sin, queries=self.queries)
+
+    @property
     def append(self) -> AppendSwa | None:
         """Arguments of `append_swa`."""
         part = self.window
@@ -155,13 +168,17 @@ class Arguments:
 
     def check(self) -> None:
         """Raise TypeError, ValueError or NotImplementedError, naming the value and the limit."""
-        jobs, query, append = self.jobs, self.query, self.append
-        if not jobs and query is None and append is None:
-            raise ValueError("nothing to do: give entries, index_keys, index_queries or window")
+        jobs, query, heads, append = self.jobs, self.query, self.heads, self.append
+        if not jobs and query is None and heads is None and append is None:
+            raise ValueError(
+                "nothing to do: give entries, index_keys, index_queries, queries or window"
+            )
         for job in jobs.values():
             check_job(job)
         if query is not None:
             check_query(query)
+        if heads is not None:
+            heads.check()
         if append is not None:
             append.check()
         self._check_memory(jobs, append)
@@ -182,4 +199,10 @@ class Arguments:
         if append is not None:
             read |= {"window.kv": append.kv, "window.slots": append.slots}
             written["window.rows"] = written_by(append.rows)
-        require_apart({name: spans_of(tensor) for name, tensor in read.items()}, written)
+        spans = {name: spans_of(tensor) for name, tensor in read.items()}
+        if self.queries is not None:
+            # `Between` has compared what its own part reads and writes.
+            heads = spans_of(self.queries.out)
+            require_apart(spans | written, {"queries.out": heads})
+            spans["queries.q"] = spans_of(self.queries.read)
+        require_apart(spans, written)

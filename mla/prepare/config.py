@@ -14,11 +14,12 @@ from kernelkit.device.param_table import Word
 from kvcache.movement.config import AppendConfig, AppendParams
 from mla.compressor.config import WalkConfig, WindowConfig
 from mla.compressor.params import CompressParams
+from mla.glue.config import GlueConfig, GlueParams
 from mla.indexer.params import QueryParams
 from mla.indexer.query_config import QueryConfig
 
 CompressorConfig = WindowConfig | WalkConfig
-PartConfig = CompressorConfig | QueryConfig | AppendConfig
+PartConfig = CompressorConfig | QueryConfig | GlueConfig | AppendConfig
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class PrepareConfig:
     entries: WindowConfig | WalkConfig | None
     index_keys: WindowConfig | WalkConfig | None
     index_queries: QueryConfig | None
+    queries: GlueConfig | None
     window: AppendConfig | None
 
     @property
@@ -38,8 +40,8 @@ class PrepareConfig:
     @property
     def parts(self) -> list[PartConfig]:
         """All parts."""
-        rows = [part for part in (self.index_queries, self.window) if part is not None]
-        return [*self.compressors, *rows]
+        rows = (self.index_queries, self.queries, self.window)
+        return [*self.compressors, *(part for part in rows if part is not None)]
 
     @property
     def threads(self) -> int:
@@ -89,8 +91,10 @@ class PrepareParams:
     entries_ctas: Ctas
     index_keys_ctas: Ctas
     index_queries_ctas: Ctas
+    queries_ctas: Ctas
     window_ctas: Ctas
     entries: CompressParams
     index_keys: CompressParams
     index_queries: QueryParams
+    queries: GlueParams
     window: AppendParams

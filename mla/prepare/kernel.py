@@ -18,6 +18,7 @@ from mla.compressor.config import WalkConfig, WindowConfig
 from mla.compressor.device import Clusters
 from mla.compressor.online_kernel import Walk
 from mla.compressor.window_kernel import Windows
+from mla.glue.kernel import Glue
 from mla.indexer.query_kernel import Query
 from mla.prepare.config import Ctas, PartConfig, PrepareConfig, PrepareParams
 
@@ -32,6 +33,7 @@ class Prepare(TableKernel):
         self.entries = compressor_of(config.entries, arch)
         self.index_keys = compressor_of(config.index_keys, arch)
         self.index_queries = Query(config.index_queries, written_for(arch))
+        self.queries = None if config.queries is None else Glue(config.queries, arch)
         self.window = Append(config.window)
 
     @cute.jit
@@ -65,6 +67,11 @@ class Prepare(TableKernel):
             if self.is_in(ctas, cta, config.index_queries):
                 number, count = cta - Int32(ctas.begin), Int32(ctas.count)
                 self.index_queries.run_cta(params.index_queries, number, count)
+        if cutlass.const_expr(config.queries is not None):
+            ctas = params.queries_ctas
+            if self.is_in(ctas, cta, config.queries):
+                number, count = cta - Int32(ctas.begin), Int32(ctas.count)
+                self.queries.run_cta(params.queries, number, count)
         if cutlass.const_expr(config.window is not None):
             ctas = params.window_ctas
             if self.is_in(ctas, cta, config.window):

@@ -12,7 +12,10 @@ from kernelkit.device.param_words import nothing
 from kvcache.movement.config import AppendParams
 from kvcache.movement.launch import plan_append_swa
 from mla.compressor import launch as compressor
+from mla.compressor.arguments import Job
 from mla.compressor.params import CompressParams
+from mla.glue import launch as glue
+from mla.glue.config import GlueParams
 from mla.indexer import query_launch
 from mla.indexer.params import QueryParams
 from mla.indexer.query_launch import Prepared
@@ -22,6 +25,10 @@ from mla.prepare.config import PrepareConfig, PrepareParams
 ARCHS = ("sm_100a", "sm_90a")
 KERNEL = "mla.prepare.kernel"
 Plan = tuple[Any, Any, int]  # config, parameters and CTAs of a part
+WORDS = {  # parameters of each part, in the order of their CTAs
+    "entries": CompressParams, "index_keys": CompressParams, "index_queries": QueryParams,
+    "queries": GlueParams, "window": AppendParams,
+}  # fmt: skip
 
 
 def outputs_of(given: Arguments) -> Prepared:
@@ -50,16 +57,15 @@ def plan(given: Arguments, prepared: Prepared) -> tuple[PrepareConfig, PreparePa
 
     NotImplementedError for parts that cannot share a launch.
     """
-    jobs, query, append = given.jobs, given.query, given.append
-    streams = {name: _compress(jobs[name]) for name in jobs}
-    absent: Plan = (None, nothing(CompressParams), 0)
-    parts = {name: streams.get(name, absent) for name in ("entries", "index_keys")}
-    parts["index_queries"] = (
-        (None, nothing(QueryParams), 0) if query is None else query_launch.plan(query, prepared)
-    )
-    parts["window"] = (
-        (None, nothing(AppendParams), 0) if append is None else plan_append_swa(append)
-    )
+    query, heads, append = given.query, given.heads, given.append
+    parts: dict[str, Plan] = {name: (None, nothing(kind), 0) for name, kind in WORDS.items()}
+    parts |= {name: _compress(job) for name, job in given.jobs.items()}
+    if query is not None:
+        parts["index_queries"] = query_launch.plan(query, prepared)
+    if heads is not None:
+        parts["queries"] = glue.plan(heads)
+    if append is not None:
+        parts["window"] = plan_append_swa(append)
     config = PrepareConfig(**{name: part[0] for name, part in parts.items()})
     reason = config.refused()
     if reason:
@@ -70,12 +76,13 @@ def plan(given: Arguments, prepared: Prepared) -> tuple[PrepareConfig, PreparePa
     return config, PrepareParams(**words), ctas
 
 
-def _compress(job: Any) -> Plan:
+def _compress(job: Job) -> Plan:
     """Return the plan of a compressor, in CTAs."""
     config, params, clusters = compressor.plan(job)
     return config, params, clusters * config.slices
 
 
 PREPARE_ATTENTION = Operator(
-    "mla_prepare_attention", Arguments, run, outputs_of, results=3, writes=("pools",), pools=True
-)
+    "mla_prepare_attention", Arguments, run, outputs_of, results=3,
+    writes=("pools", "queries_out"), pools=True,
+)  # fmt: skip

@@ -19,6 +19,7 @@ from kvcache.layouts.models import CSA, HCA, Options, deepseek_v4
 from kvcache.memory.cache import Cache
 from kvcache.movement.api import append_swa
 from mla.compressor import Compressor, Tables, compress
+from mla.glue import Queries, norm_rope_append
 from mla.indexer import IndexQuery, prepare_query
 from mla.prepare.api import Compression, IndexQueries, WindowKeys, prepare_attention
 from tests.kvcache.movement.rows_cases import checked
@@ -105,6 +106,7 @@ def parts_of(setup: Setup, cache: Cache, arrays: Mapping[str, torch.Tensor], see
         q, record = normal(tokens, setup.heads, 128).bfloat16(), cache.rows("index", 0).record
         weights = normal(tokens, setup.heads)
         found["index_queries"] = IndexQueries(q, weights, record.name, 0.011)
+    found["queries"] = Queries(normal(tokens, 3, 512).bfloat16(), eps=1e-6)
     kv = normal(tokens, 512).bfloat16()
     found["window"] = WindowKeys(cache.rows("swa", 0), kv, arrays["rows_of.swa"])
     return found
@@ -119,6 +121,8 @@ def one_by_one(parts: Parts, longest: int | None, place: Mapping[str, Any]) -> I
             given = dict(vars(parts[name]))
             tables = Tables.of(arrays, given.pop("stream"), given["tail"].tail.name)
             compress(**given, tables=tables, cos=cos, sin=sin, longest=longest, **place)
+    if "queries" in parts:
+        norm_rope_append(positions, parts["rope"], queries=parts["queries"], **place)
     if "window" in parts:
         window = parts["window"]
         append_swa(window.rows, window.kv, positions, window.slots, cos, sin, **place)
@@ -156,8 +160,10 @@ class Twins:
                     query = one_by_one(parts, longest, self.setup.place)
                 else:
                     query = prepare_attention(**parts, longest=longest, **self.setup.place)
-            found.append(query)
-        self.check(*found)
+            found.append((query, parts["queries"].q))
+        (one, heads), (other, same) = found
+        assert torch.equal(heads, same), "queries differ"
+        self.check(one, other)
 
     def back(self, name: str, count: int) -> None:
         """Take tokens of a request back."""

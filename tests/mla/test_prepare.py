@@ -12,6 +12,8 @@ from kvcache.layouts.records import FP4_288
 from kvcache.layouts.rows import Rows
 from kvcache.movement.config import AppendConfig
 from mla.compressor.config import WalkConfig, WindowConfig
+from mla.glue import Queries
+from mla.glue.config import GlueConfig, QueriesConfig
 from mla.indexer.query_config import QueryConfig
 from mla.prepare import launch
 from mla.prepare.api import IndexQueries, prepare_attention
@@ -21,6 +23,7 @@ from mla.prepare.warm import warmup_prepare
 from tests.kvcache.movement.rows_cases import checked
 from tests.mla.prepare_cases import Setup, Twins, cache_of, one_by_one, parts_of
 
+PARTS = ("entries", "index_keys", "index_queries", "queries", "window")
 CSA = WindowConfig("fp8_584", 4, 2, 512)
 INDEX = WindowConfig("indexer_fp8", 4, 2, 128)
 HCA, WALK = WindowConfig("fp8_584", 128, 1, 512), WalkConfig("fp8_584", 128, 1, 512, staged=8)
@@ -32,6 +35,11 @@ def given(setup: Setup, tokens: int = 1):
     with cache.step({cache.admit("one", [5] * tokens).request: [5] * tokens}) as step:
         arrays = step.tensors(setup.device)
     return cache, parts_of(setup, cache, arrays, 1)
+
+
+def kv_of(window):
+    """The rows of a window as queries of one head, of the same memory."""
+    return window.kv[:, None]
 
 
 @pytest.fixture
@@ -75,7 +83,7 @@ def test_any_layer(setup, arch):
     twins.step(hint=False, b=1, a=1, c=130)
 
 
-@pytest.mark.parametrize("kept", ["entries", "index_keys", "index_queries", "window"])
+@pytest.mark.parametrize("kept", PARTS)
 def test_parts_may_be_missing(kept):
     """A part alone writes what it writes beside others."""
     setup = Setup()
@@ -87,6 +95,8 @@ def test_parts_may_be_missing(kept):
     with checked():
         found = prepare_attention(**parts, longest=4, arch="sm_90a")
         expected = one_by_one(same, 4, {"arch": "sm_90a"})
+    if kept == "queries":
+        assert torch.equal(parts[kept].q, same[kept].q)
     for name, pool in cache.storage.pools.items():
         assert torch.equal(pool, other.storage.pools[name])
     assert (found is None) == (expected is None) == (kept != "index_queries")
@@ -94,43 +104,47 @@ def test_parts_may_be_missing(kept):
         assert torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))
 
 
-@pytest.mark.parametrize("part", ["entries", "index_keys", "index_queries", "window"])
-def test_a_launch_with_a_cta_too_few_is_noticed(part, monkeypatch):
-    """The last CTA of a part does nothing."""
-    place = ("entries", "index_keys", "index_queries", "window").index(part)
+@pytest.mark.parametrize("part", PARTS)
+def test_a_launch_without_ctas_of_a_part_is_noticed(part, monkeypatch):
+    """CTAs of the part do nothing."""
+    place = PARTS.index(part)
 
     def fewer(self, ctas):
         ranges, end = right(self, ctas)
-        wrong = Ctas(begin=ranges[place].begin, count=ranges[place].count - 1)
+        wrong = Ctas(begin=ranges[place].begin, count=0)
         return [wrong if n == place else each for n, each in enumerate(ranges)], end
 
     right = PrepareConfig.ranges
     monkeypatch.setattr(PrepareConfig, "ranges", fewer)
     with pytest.raises(AssertionError):
-        Twins(Setup(heads=2)).step(a=4)
+        Twins(Setup()).step(a=4)
 
 
 # -- nothing compiles -----------------------------------------------------------------------------
 
 
 def test_clusters_have_ctas_of_one_part():
-    config = PrepareConfig(WALK, None, None, AppendConfig("fp8_584", "bf16"))
+    config = PrepareConfig(WALK, None, None, None, AppendConfig("fp8_584", "bf16"))
     assert (config.slices, config.threads) == (8, 128)
-    ranges, ctas = config.ranges([16, 0, 0, 3])
-    assert [(each.begin, each.count) for each in ranges] == [(0, 16), (16, 0), (16, 0), (16, 3)]
+    ranges, ctas = config.ranges([16, 0, 0, 0, 3])
+    assert [each.begin for each in ranges] == [0, 16, 16, 16, 16]
+    assert [each.count for each in ranges] == [16, 0, 0, 0, 3]
     assert ctas == 24
 
 
 def test_layers_of_deepseek_v4_fit_in_a_launch():
     query, window = QueryConfig("indexer_fp8", "bf16", "fp32"), AppendConfig("fp8_584", "bf16")
-    for config in (
-        PrepareConfig(CSA, INDEX, query, window), PrepareConfig(HCA, None, None, window),
-        PrepareConfig(WALK, None, None, window), PrepareConfig(None, None, query, None),
-    ):  # fmt: skip
+    heads = GlueConfig(None, None, None, QueriesConfig(True, "neighbours"), True)
+    layers = [
+        PrepareConfig(CSA, INDEX, query, heads, window),
+        PrepareConfig(None, None, query, None, None),
+        *(PrepareConfig(each, None, None, heads, window) for each in (HCA, WALK)),
+    ]
+    for config in layers:
         assert config.refused() is None
-    assert "128 and 256 threads" in str(PrepareConfig(CSA, HCA, None, None).refused())
+    assert "128 and 256 threads" in str(PrepareConfig(CSA, HCA, None, None, None).refused())
     assert "clusters of" in str(PrepareConfig(
-        WALK, WalkConfig("fp8_584", 128, 1, 512, 8, channels=128), None, None
+        WALK, WalkConfig("fp8_584", 128, 1, 512, 8, channels=128), None, None, None
     ).refused())  # fmt: skip
 
 
@@ -151,6 +165,10 @@ def test_what_is_refused(parts, nothing_runs):
     refused(TypeError, "entries is WindowKeys", entries=window)
     refused(TypeError, "window is Compression", window=entries)
     refused(TypeError, "index_queries is ", index_queries=window)
+    refused(TypeError, "queries is ", queries=window)
+    refused(ValueError, "queries.out", queries=Queries(kv_of(window), eps=1e-6))
+    refused(NotImplementedError, "width 128: entries of fp8_584", entries=dataclasses.replace(
+        entries, tail=parts["index_keys"].tail))  # fmt: skip
     refused(ValueError, "no tables", entries=dataclasses.replace(entries, stream="hca"))
     refused(ValueError, "share memory", index_keys=entries)
     refused(ValueError, "window.kv and entries.out", window=dataclasses.replace(

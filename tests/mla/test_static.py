@@ -14,6 +14,7 @@ from kernelkit.plan import hw
 from kvcache.movement.config import AppendConfig
 from mla.compressor.config import STAGED, EntryConfig, WalkConfig, WindowConfig
 from mla.compressor.launch import ARCHS, WALKED, compile_compressor
+from mla.glue.config import GlueConfig, QueriesConfig
 from mla.indexer.formats import FORMATS
 from mla.indexer.query_config import QueryConfig
 from mla.indexer.scores_config import (
@@ -49,7 +50,9 @@ COMPRESSORS = [
 PREPARED = [  # a CSA layer
     PrepareConfig(
         *(WindowConfig(**vars(entry), chunk=chunk) for entry in (ENTRIES[0], ENTRIES[index])),
-        QueryConfig(ENTRIES[index].record, "bf16", "fp32"), AppendConfig("fp8_584", "bf16"),
+        QueryConfig(ENTRIES[index].record, "bf16", "fp32"),
+        GlueConfig(None, None, None, QueriesConfig(True, "neighbours"), True),
+        AppendConfig("fp8_584", "bf16"),
     )
     for chunk, index in itertools.product(CHUNKS, (4, 5))
 ]  # fmt: skip
