@@ -17,12 +17,16 @@ if TYPE_CHECKING:
     from mla.glue.api import IndexKeys, LatentKeys, LowRank, Queries, norm_rope_append
     from mla.glue.warm import warmup_rows
     from mla.indexer.api import IndexQuery, prepare_query, scores, select
+    from mla.prepare.api import Compression, IndexQueries, WindowKeys, prepare_attention
+    from mla.prepare.warm import warmup_prepare
     from mla.workspace import Workspace, plan_workspace
 
 __all__ = [
+    "Compression",
     "Compressor",
     "Every",
     "IndexKeys",
+    "IndexQueries",
     "IndexQuery",
     "LatentKeys",
     "LowRank",
@@ -30,6 +34,7 @@ __all__ = [
     "Selected",
     "StepView",
     "Tables",
+    "WindowKeys",
     "Workspace",
     "cached_attention",
     "compress",
@@ -37,6 +42,7 @@ __all__ = [
     "decode_plan",
     "norm_rope_append",
     "plan_workspace",
+    "prepare_attention",
     "prepare_query",
     "scores",
     "select",
@@ -44,6 +50,7 @@ __all__ = [
     "sparse_prefill",
     "step_view",
     "warmup",
+    "warmup_prepare",
     "warmup_rows",
     "warmup_sparse",
 ]
@@ -57,5 +64,7 @@ exports(__name__, {
     "mla.glue.api": "IndexKeys LatentKeys LowRank Queries norm_rope_append",
     "mla.glue.warm": "warmup_rows",
     "mla.indexer.api": "IndexQuery prepare_query scores select",
+    "mla.prepare.api": "Compression IndexQueries WindowKeys prepare_attention",
+    "mla.prepare.warm": "warmup_prepare",
     "mla.workspace": "Workspace plan_workspace",
 })  # fmt: skip

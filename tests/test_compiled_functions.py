@@ -12,8 +12,8 @@ from tests.support.hostile.plain import ending, unlike
 
 NAMES = (
     "attention", "attention of pages", "decode", "merge", "prepare_query", "scores", "select",
-    "norm_rope_append", "norm_rope_append in place", "compress", "append_pages",
-    "append_pages in e4m3", "gather_pages", "append_rows", "append_swa", "gather",
+    "norm_rope_append", "norm_rope_append in place", "compress", "prepare_attention",
+    "append_pages", "append_pages in e4m3", "gather_pages", "append_rows", "append_swa", "gather",
     "gather of records", "copy_slots", "checksum", "q8_0.quantise", "matvec",
     "matvec of integers", "product",
     "Q8Linear of tokens", "route", "route_tokens", "permutation", "combine", "moe.quantise",

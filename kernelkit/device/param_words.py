@@ -26,3 +26,8 @@ def members(kind: Any) -> Iterator[tuple[str, Any]]:
     for field in fields(kind):
         nested = hints[field.name]
         yield field.name, nested if is_dataclass(nested) else None
+
+
+def nothing(kind: Any) -> Any:
+    """Return an instance whose words are all 0, for a part that a launch does not have."""
+    return kind(**{name: nothing(inner) if inner else 0 for name, inner in members(kind)})

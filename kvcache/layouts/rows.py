@@ -152,12 +152,17 @@ class TailRows:
         size, stride = (len(pool), self.rows, columns), (pool.stride(0), row, 1)
         return tuple(pool.as_strided(size, stride, start + index * part) for index in range(count))
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tail in a slot."""
+        parts = 3 if self.tail.online else 2
+        return parts * self.rows * self.columns * FP32_BYTES
+
     def check(self) -> None:
         """TypeError or ValueError, naming value and limit, for a tail that is not in the pool."""
         check_pool("pool", self.pool)
         slot_bytes = self.pool.shape[1]
-        parts = 3 if self.tail.online else 2
-        end = self.offset + parts * self.rows * self.columns * FP32_BYTES
+        end = self.offset + self.nbytes
         least = 1 if self.tail.online else self.tail.overlap * self.tail.ratio
         if self.rows < least or self.offset < 0 or self.offset % TMA_ALIGN or end > slot_bytes:
             raise ValueError(

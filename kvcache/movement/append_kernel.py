@@ -22,12 +22,17 @@ class Append(TableKernel):
 
     @cute.kernel
     def kernel(self, table: DeviceTable) -> None:
-        """Warps take turns at the tokens."""
-        config, params = self.config, table.unpack(AppendParams)
-        kv, entries, tokens = params.kv, params.entries, Int32(params.kv.count)
-        thread, _, _ = cute.arch.thread_idx()
+        """CTAs divide the tokens."""
         cta, _, _ = cute.arch.block_idx()
         ctas, _, _ = cute.arch.grid_dim()
+        self.run_cta(table.unpack(AppendParams), cta, ctas)
+
+    @cute.jit
+    def run_cta(self, params: AppendParams, cta: Int32, ctas: Int32) -> None:
+        """Append the tokens of CTA number `cta` of `ctas`; its warps take turns at them."""
+        config, kv, entries = self.config, params.kv, params.entries
+        tokens = Int32(kv.count)
+        thread, _, _ = cute.arch.thread_idx()
         lane, warps = thread % WARP_THREADS, ctas * config.rows
         mine = cta * config.rows + thread // WARP_THREADS
         for token in cutlass.range(mine, tokens, warps, unroll=1):

@@ -27,6 +27,7 @@ from kvcache.layouts.rows import (
     NO_ENTRY,
     DataRows,
     Rows,
+    TailRows,
     check_mapping,
     check_pool,
     check_range,
@@ -439,6 +440,11 @@ def written_by(rows: Rows) -> Spans:
         ends.append(rows.scale_offset + rows.rows * rows.record.scale_bytes)
         begin = min(begin, rows.scale_offset)
     return _of_slots(rows.pool, begin, max(ends) - begin)
+
+
+def written_by_tail(tail: TailRows) -> Spans:
+    """The rows of a tail in all slots."""
+    return _of_slots(tail.pool, tail.offset, tail.nbytes)
 
 
 def span_of(rows: DataRows) -> Spans:

@@ -87,17 +87,24 @@ def run_append_swa(given: AppendSwa) -> tuple[()]:
         raise NotImplementedError(
             f"entries of {rows.record.name} on {target.arch}: e4m3 needs sm_89 or later"
         )
-    if len(kv):
-        config = AppendConfig(rows.record.name, DTYPE_NAMES[kv.dtype])
-        params = AppendParams(
-            kv=TokenRows.of(kv),
-            positions=given.positions,
-            slots=given.slots,
-            angles=Angles.of(given.cos, given.sin),
-            entries=Entries.of(rows),
-        )
-        _launch(config, params, ctas_for(len(kv), config.rows), target, kv.device)
+    config, params, ctas = plan_append_swa(given)
+    if ctas:
+        _launch(config, params, ctas, target, kv.device)
     return ()
+
+
+def plan_append_swa(given: AppendSwa) -> tuple[AppendConfig, AppendParams, int]:
+    """Return the config, the parameters and the number of CTAs, 0 if there are no tokens."""
+    rows, kv = given.rows, given.kv
+    config = AppendConfig(rows.record.name, DTYPE_NAMES[kv.dtype])
+    params = AppendParams(
+        kv=TokenRows.of(kv),
+        positions=given.positions,
+        slots=given.slots,
+        angles=Angles.of(given.cos, given.sin),
+        entries=Entries.of(rows),
+    )
+    return config, params, ctas_for(len(kv), config.rows)
 
 
 def run_append_rows(given: AppendRows) -> tuple[()]:

@@ -1,6 +1,6 @@
 """A layer of DeepSeek-V4 over the cache, with this repository's kernels for every step:
-compress,
-index, select, attend, experts. Dense products are `_dsv4_weights`'.
+prepare,
+score, select, attend, experts. Dense products are `_dsv4_weights`'.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from kvcache.layouts.models import Options, deepseek_v4
 from kvcache.memory.cache import Cache
 from lab.dsv4.weights import EPS, Squeeze, Weights, angles
 from mla.api import Every, Past, Selected, StepView, cached_attention, step_view
-from mla.compressor import Compressor, Tables, compress
-from mla.indexer import IndexQuery, prepare_query, scores, select
+from mla.compressor import Compressor
+from mla.indexer import IndexQuery, scores, select
+from mla.prepare import Compression, IndexQueries, WindowKeys, prepare_attention
+from mla.window import TokenWindow
 from moe import PackedExperts, Scales, fused_moe, pack
 
 # Of experts: of x each token's own, so that none depends on others; h is known to stay below 27.
@@ -94,20 +96,12 @@ class Layer:
         view = step_view(self.cache.layout, tensors, longest=step.longest)
         projected = self.weights.project(x, torch.from_numpy(step.positions))
         projected = projected.to(self.device)
-        kind, (cos, sin) = self.shape.kind, self.rope
         self.stopwatch.start()
-        squeezed = (self.main, kind, projected.main), (self.index, "index", projected.index)
-        for compressor, stream, given in squeezed:
-            if compressor:
-                tail, (values, scored) = f"{stream}_tail", given
-                compress(
-                    compressor, self.cache.tail(tail, 0), self.cache.rows(stream, 0), values,
-                    scored, Tables.of(tensors, stream, tail), cos=cos, sin=sin,
-                    longest=step.longest, **self.place,
-                )  # fmt: skip
-        found = self._select(step, projected, tensors) if self.index else {}
+        query = self._prepare(step, projected, tensors, view)
+        found = {} if query is None else self._select(step, query, tensors)
+        kv = None if isinstance(view.window, TokenWindow) else projected.kv
         o = cached_attention(
-            projected.q, projected.kv, self.cache.rows("swa", 0), view.window, rope=self.rope,
+            projected.q, kv, self.cache.rows("swa", 0), view.window, rope=self.rope,
             sinks=self.sinks,
             past=self._past(view, found), **self.place,
         )  # fmt: skip
@@ -124,13 +118,37 @@ class Layer:
         out = self.weights.joined(behind, h, moe)
         return Taps(o, behind, seconds, out, h, logits, moe, **found)
 
-    def _select(self, step: Step, projected: Any, tensors: Tensors) -> dict[str, Any]:
+    def _prepare(
+        self, step: Step, projected: Any, tensors: Tensors, view: StepView
+    ) -> IndexQuery | None:
+        """What the step's tokens write before scores and attention, in one launch; queries of the
+        indexer."""
+        kind, parts = self.shape.kind, {}
+        if self.main:
+            parts["entries"] = self._compression(self.main, kind, projected.main)
+        if self.index:
+            parts["index_keys"] = self._compression(self.index, "index", projected.index)
+            parts["index_queries"] = IndexQueries(
+                projected.index_q, projected.index_weights, self.cache.rows("index", 0).record.name
+            )
+        if isinstance(view.window, TokenWindow):  # a chunk's attention writes its own keys
+            ring = self.cache.rows("swa", 0)
+            parts["window"] = WindowKeys(ring, projected.kv, view.window.slots)
+        if not parts:
+            return None
+        options = {"longest": step.longest, **self.place}
+        return prepare_attention(tensors, self.rope, **parts, **options)
+
+    def _compression(
+        self, compressor: Compressor, stream: str, given: tuple[torch.Tensor, torch.Tensor]
+    ) -> Compression:
+        """A compressor with what was projected for it."""
+        tail, rows = self.cache.tail(f"{stream}_tail", 0), self.cache.rows(stream, 0)
+        return Compression(compressor, tail, rows, *given, stream)
+
+    def _select(self, step: Step, query: IndexQuery, tensors: Tensors) -> dict[str, Any]:
         """The entries of every token with the highest scores."""
         keys, positions = self.cache.rows("index", 0), tensors["positions"]
-        query = prepare_query(
-            projected.index_q, projected.index_weights, positions, *self.rope,
-            record=keys.record.name, **self.place,
-        )  # fmt: skip
         counts = ((positions + 1) // self.shape.ratio).int()
         most = int(step.entries("index").max(initial=0))
         found = torch.full((len(positions), most), torch.nan, device=self.device)

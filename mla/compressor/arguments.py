@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from kernelkit.call.tensors import require_rank, require_table, require_tensors, require_tma
+from kernelkit.call.tensors import (
+    require_rank,
+    require_table,
+    require_tensors,
+    require_tma,
+    require_types,
+)
 from kernelkit.plan.limits import FLT_MAX
 from kvcache.books.step import ENDS_OF, ROWS_OF
 from kvcache.checks import require
@@ -71,6 +77,7 @@ class Tables:
         missing = [name for name in names if name not in tensors]
         if missing:
             raise ValueError(f"no tables {missing}: there are {', '.join(map(str, tensors))}")
+        require_types(**{name: tensors[name] for name in names})
         return Tables(*(tensors[name] for name in names))
 
     @property

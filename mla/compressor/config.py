@@ -107,6 +107,11 @@ class WindowConfig(EntryConfig):
         return self.window_threads // hw.WARP_THREADS
 
     @property
+    def syncs(self) -> bool:
+        """Whether the threads of a CTA wait for each other."""
+        return self.groups > 1 or self.lanes > hw.WARP_THREADS
+
+    @property
     def windows(self) -> int:
         """The windows of a CTA."""
         return max(1, SMALL_THREADS // self.window_threads)
@@ -158,6 +163,7 @@ class WalkConfig(EntryConfig):
     channels: int = CHANNELS  # of a CTA
     threads: int = THREADS
     windows: ClassVar[int] = 1  # of a CTA
+    syncs: ClassVar[bool] = True  # whether the threads of a CTA wait for each other
 
     @property
     def slices(self) -> int:

@@ -16,6 +16,7 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
 from kernelkit.compile.arch import written_for
+from kernelkit.device.device_table import DeviceTable
 from kernelkit.device.param_table import ParamTable
 from kernelkit.device.table_kernel import TableKernel
 from kernelkit.device.words import float_of, fused
@@ -40,7 +41,7 @@ from mla.indexer.formats import FORMATS, LANES, PIECE, IndexFormat
 
 
 class Clusters(TableKernel):
-    """Host function of one config; a class that inherits it has the `kernel`."""
+    """Host function and kernel of one config; a class that inherits it has `run_cta`."""
 
     def __init__(self, config: WindowConfig | WalkConfig, arch: str) -> None:
         super().__init__(config)
@@ -57,6 +58,16 @@ class Clusters(TableKernel):
             preferred_smem_carveout=100,  # percent of what an SM has
             stream=stream,
         )
+
+    @cute.kernel
+    def kernel(self, table: DeviceTable) -> None:
+        """Each CTA has a slice of the channels of what its cluster processes."""
+        cta, _, _ = cute.arch.block_idx()
+        self.run_cta(table.unpack(CompressParams), cta)
+
+    def run_cta(self, params: CompressParams, cta: Int32) -> None:
+        """Do the work of one CTA. cta: its number among those of the compressor."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)

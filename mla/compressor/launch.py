@@ -39,14 +39,19 @@ def run_compress(given: Compress) -> tuple[()]:
     job = given.job
     check(job)
     target = choose_target(job.values.device, given.backend, given.arch, ARCHS)
-    if job.tokens and len(job.tables.starts):
-        longest = job.tokens if job.longest is None else min(job.longest, job.tokens)
-        describe = _running if job.tail.tail.online else _raw
-        config, params, clusters = describe(job, longest)
-        if clusters:
-            compiled = compile_compressor(config, target.arch)
-            launch(compiled, (ParamTable.of(params), clusters), target, job.values.device)
+    config, params, clusters = plan(job)
+    if clusters:
+        compiled = compile_compressor(config, target.arch)
+        launch(compiled, (ParamTable.of(params), clusters), target, job.values.device)
     return ()
+
+
+def plan(job: Job) -> tuple[WindowConfig | WalkConfig, CompressParams, int]:
+    """Return the config, the parameters and the number of clusters, 0 if there is nothing to do."""
+    longest = job.tokens if job.longest is None else min(job.longest, job.tokens)
+    describe = _running if job.tail.tail.online else _raw
+    config, params, clusters = describe(job, longest)
+    return config, params, clusters if job.tokens and len(job.tables.starts) else 0
 
 
 def _raw(job: Job, longest: int) -> tuple[WindowConfig, CompressParams, int]:

@@ -11,7 +11,6 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
-from kernelkit.device.device_table import DeviceTable
 from kernelkit.device.online_softmax import finite
 from kernelkit.device.warp_mma import copy_chunk
 from kernelkit.device.words import fused, vector_at
@@ -98,11 +97,10 @@ class End:
 class Walk(Clusters):
     """Kernel of one WalkConfig."""
 
-    @cute.kernel
-    def kernel(self, table: DeviceTable) -> None:
+    @cute.jit
+    def run_cta(self, params: CompressParams, cta: Int32) -> None:
         """A cluster has an end, or a request; its CTAs divide the channels."""
-        config, params = self.config, table.unpack(CompressParams)
-        cta, _, _ = cute.arch.block_idx()
+        config = self.config
         item, part = cta // config.slices, cta % config.slices
         scope = self.scope(params, part)
         if cutlass.const_expr(config.chunk):

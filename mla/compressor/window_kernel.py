@@ -11,7 +11,6 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
-from kernelkit.device.device_table import DeviceTable
 from kernelkit.device.online_softmax import finite
 from kernelkit.device.warp_mma import copy_chunk
 from kernelkit.device.words import fused
@@ -76,11 +75,10 @@ class History:
 class Windows(Clusters):
     """Kernel of one WindowConfig."""
 
-    @cute.kernel
-    def kernel(self, table: DeviceTable) -> None:
+    @cute.jit
+    def run_cta(self, params: CompressParams, cta: Int32) -> None:
         """The first clusters process windows, those after them save rows of tails."""
-        config, params = self.config, table.unpack(CompressParams)
-        cta, _, _ = cute.arch.block_idx()
+        config = self.config
         thread, _, _ = cute.arch.thread_idx()
         item, part = cta // config.slices, cta % config.slices
         behind = cta - Int32(params.counts.window_clusters) * config.slices

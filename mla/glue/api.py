@@ -175,15 +175,20 @@ def fields(
     if index_keys is not None:
         given["index"] = _index(index_keys, given.get("keys"))
     if queries is not None:
-        require("queries", queries, Queries)
-        require_type("queries.q", queries.q, torch.Tensor)
-        given["queries"] = QueryHeads(*_in_place(queries.q, queries.out), queries.eps)
+        given["queries"] = heads_of(queries)
     if low_rank is not None:
         require("low_rank", low_rank, LowRank)
         require_type("low_rank.x", low_rank.x, torch.Tensor)
         out, x = _in_place(low_rank.x, low_rank.out)
         given["low_rank"] = LowRankRows(out, low_rank.weight, x, low_rank.eps)
     return given
+
+
+def heads_of(queries: Queries) -> QueryHeads:
+    """Return the fields of an operator."""
+    require("queries", queries, Queries)
+    require_type("queries.q", queries.q, torch.Tensor)
+    return QueryHeads(*_in_place(queries.q, queries.out), queries.eps)
 
 
 def _in_place(

@@ -76,13 +76,19 @@ class Glue(TableKernel):
 
     @cute.kernel
     def kernel(self, table: DeviceTable) -> None:
-        """Warps take turns at the rows of all parts."""
+        """CTAs divide the rows of all parts."""
         config, params = self.config, table.unpack(GlueParams)
         if cutlass.const_expr(config.pdl):
             follow()
-        thread, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         ctas, _, _ = cute.arch.grid_dim()
+        self.run_cta(params, cta, ctas)
+
+    @cute.jit
+    def run_cta(self, params: GlueParams, cta: Int32, ctas: Int32) -> None:
+        """Process the rows of CTA number `cta` of `ctas`; its warps take turns at them."""
+        config = self.config
+        thread, _, _ = cute.arch.thread_idx()
         first = cta * config.warps + thread // WARP_THREADS
         for item in cutlass.range(first, Int32(params.items), ctas * config.warps, unroll=1):
             self.take(params, item, thread % WARP_THREADS)

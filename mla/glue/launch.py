@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
 
 import torch
 
@@ -13,7 +12,7 @@ from kernelkit.call.tensors import DTYPE_NAMES
 from kernelkit.compile.arch import PORTABLE, WITHOUT_E4M3, require_pdl
 from kernelkit.compile.compiler import compile_once
 from kernelkit.device.param_table import ParamTable
-from kernelkit.device.param_words import members
+from kernelkit.device.param_words import nothing
 from kvcache.movement.config import Angles, Entries, TokenRows, ctas_for
 from mla.attention.formats import FORMS
 from mla.glue.arguments import Arguments, Index, Keys, LowRankRows, QueryHeads
@@ -43,15 +42,20 @@ def run(given: Arguments) -> tuple[()]:
     given.check()
     target = choose_target(given.positions.device, given.backend, given.arch, ARCHS)
     check_arch(given, target)
+    config, params, ctas = plan(given)
+    if ctas:
+        compiled = compile_once(config, target.arch, KERNEL)
+        launch(compiled, (ParamTable.of(params), ctas), target, given.positions.device)
+    return ()
+
+
+def plan(given: Arguments) -> tuple[GlueConfig, GlueParams, int]:
+    """Return the config, the parameters and the number of CTAs, 0 if there are no rows."""
     config = config_of(given)
     items = config.items(given.tokens, given.heads)
     if items >= MAX_ITEMS:
         raise ValueError(f"{items} rows of all parts: fewer than {MAX_ITEMS}")
-    if items:
-        compiled = compile_once(config, target.arch, KERNEL)
-        table = ParamTable.of(params_of(given, items))
-        launch(compiled, (table, ctas_for(items, config.warps)), target, given.positions.device)
-    return ()
+    return config, params_of(given, items), ctas_for(items, config.warps)
 
 
 def config_of(given: Arguments) -> GlueConfig:
@@ -82,10 +86,10 @@ def params_of(given: Arguments, items: int) -> GlueParams:
         items=items,
         positions=given.positions,
         angles=Angles.of(given.cos, given.sin),
-        low_rank=_nothing(LowRankWords) if low_rank is None else _low_rank(low_rank),
-        keys=_nothing(KeyWords) if keys is None else _keys(keys),
-        index=_nothing(IndexWords) if index is None else _index(index, given),
-        queries=_nothing(QueryWords) if queries is None else _queries(queries),
+        low_rank=nothing(LowRankWords) if low_rank is None else _low_rank(low_rank),
+        keys=nothing(KeyWords) if keys is None else _keys(keys),
+        index=nothing(IndexWords) if index is None else _index(index, given),
+        queries=nothing(QueryWords) if queries is None else _queries(queries),
     )
 
 
@@ -137,11 +141,6 @@ def _heads(x: torch.Tensor, columns: int) -> HeadRows:
     return HeadRows(
         address=(x, skipped), token_stride=found.token_stride, head_stride=found.head_stride
     )
-
-
-def _nothing(kind: type) -> Any:
-    """Return the words of a part that is not there, all of them 0."""
-    return kind(**{name: _nothing(inner) if inner else 0 for name, inner in members(kind)})
 
 
 def _is_wide(table: torch.Tensor) -> bool:

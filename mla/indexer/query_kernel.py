@@ -41,12 +41,16 @@ class Query(TableKernel):
 
     @cute.kernel
     def kernel(self, table: DeviceTable) -> None:
-        """Process the rows; groups of 16 lanes loop over them."""
-        config, params = self.config, table.unpack(QueryParams)
-        heads, rows = params.heads, Int32(params.rows)
-        thread, _, _ = cute.arch.thread_idx()
+        """CTAs divide the rows."""
         cta, _, _ = cute.arch.block_idx()
         ctas, _, _ = cute.arch.grid_dim()
+        self.run_cta(table.unpack(QueryParams), cta, ctas)
+
+    @cute.jit
+    def run_cta(self, params: QueryParams, cta: Int32, ctas: Int32) -> None:
+        """Process the rows of CTA number `cta` of `ctas`; groups of 16 lanes loop over them."""
+        config, heads, rows = self.config, params.heads, Int32(params.rows)
+        thread, _, _ = cute.arch.thread_idx()
         lane, form = thread % LANES, config.form
         # The loop bounds are the same in all lanes of a warp, even if its second row does not
         # exist.

@@ -58,42 +58,55 @@ def query_outputs(given: Query) -> Prepared:
 
 def run_prepare_query(given: Query) -> Prepared:
     """Launch the kernel once and return data, scales and weights."""
-    q, weights, positions, cos, sin = (
-        given.q, given.weights, given.positions, given.cos, given.sin
-    )  # fmt: skip
-    require_tensors(q=q, weights=weights, positions=positions, cos=cos, sin=sin)
-    record = index_format(given.record).record.name
-    _check(q, weights)
+    check(given)
+    target = choose_target(given.q.device, given.backend, given.arch, ARCHS)
+    prepared = query_outputs(given)
+    config, params, ctas = plan(given, prepared)
+    if ctas:
+        compiled = compile_once(config, target.arch, "mla.indexer.query_kernel")
+        launch(compiled, (ParamTable.of(params), ctas), target, given.q.device)
+    return prepared
+
+
+def check(given: Query) -> None:
+    """Raise TypeError, ValueError or NotImplementedError, naming the value and the limit."""
+    q, positions, cos, sin = given.q, given.positions, given.cos, given.sin
+    require_tensors(q=q, weights=given.weights, positions=positions, cos=cos, sin=sin)
+    index_format(given.record)
+    _check(q, given.weights)
     given.rotation.check()
     if not abs(given.factor) <= FLT_MAX:
         raise ValueError(f"factor {given.factor}: a finite fp32 number, at most {FLT_MAX:.4g}")
     check_rope(positions, cos, sin, len(q))
-    target = choose_target(q.device, given.backend, given.arch, ARCHS)
-    prepared, rows = query_outputs(given), q.shape[0] * q.shape[1]
-    if not rows:
-        return prepared
+    rows = q.shape[0] * q.shape[1]
     if rows >= MAX_ROWS:
         raise ValueError(f"{rows} heads of all tokens: fewer than {MAX_ROWS}")
-    check_positions(positions, len(cos))
+    if rows:
+        check_positions(positions, len(cos))
 
-    config = QueryConfig(record, DTYPE_NAMES[q.dtype], DTYPE_NAMES[weights.dtype], given.rotation)
+
+def plan(given: Query, prepared: Prepared) -> tuple[QueryConfig, QueryParams, int]:
+    """Return the config, the parameters and the number of CTAs, 0 if there are no rows.
+
+    prepared: the results that the launch writes.
+    """
+    q, weights, rows = given.q, given.weights, given.q.shape[0] * given.q.shape[1]
+    dtypes = DTYPE_NAMES[q.dtype], DTYPE_NAMES[weights.dtype]
+    config = QueryConfig(given.record, *dtypes, given.rotation)
     data, scales, out_weights = prepared
     params = QueryParams(
         q=HeadRows.of(q),
         weights=HeadRows.of(weights),
         heads=q.shape[1],
         rows=rows,
-        positions=positions,
-        angles=Angles.of(cos, sin),
+        positions=given.positions,
+        angles=Angles.of(given.cos, given.sin),
         data=data,
         scales=scales,
         out_weights=out_weights,
         factor_bits=struct.unpack("<I", struct.pack("<f", given.factor))[0],
     )
-    compiled = compile_once(config, target.arch, "mla.indexer.query_kernel")
-    table = ParamTable.of(params)
-    launch(compiled, (table, ctas_for(rows, config.rows)), target, q.device)
-    return prepared
+    return config, params, ctas_for(rows, config.rows)
 
 
 def _check(q: torch.Tensor, weights: torch.Tensor) -> None:

@@ -11,9 +11,12 @@ import pytest
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, read, resources, tools_found
 from kernelkit.compile.compiler import compile_once
 from kernelkit.plan import hw
+from kvcache.movement.config import AppendConfig
 from mla.compressor.config import STAGED, EntryConfig, WalkConfig, WindowConfig
 from mla.compressor.launch import ARCHS, WALKED, compile_compressor
+from mla.glue.config import GlueConfig, QueriesConfig
 from mla.indexer.formats import FORMATS
+from mla.indexer.query_config import QueryConfig
 from mla.indexer.scores_config import (
     HEADS,
     BlockScaledConfig,
@@ -25,6 +28,8 @@ from mla.indexer.scores_config import (
 from mla.indexer.scores_launch import SOURCES
 from mla.indexer.sm90 import plan as sm90
 from mla.indexer.sm100.plan import ROLES, make_plan
+from mla.prepare.config import PrepareConfig
+from mla.prepare.launch import KERNEL
 
 pytestmark = pytest.mark.usefixtures("whole_ptxas")
 
@@ -42,6 +47,15 @@ COMPRESSORS = [
     *(WindowConfig(**vars(e), chunk=c) for e, c in itertools.product(ENTRIES, CHUNKS)),
     *(WalkConfig(**vars(ENTRIES[3]), staged=(WALKED, STAGED)[c], chunk=c) for c in CHUNKS),
 ]
+PREPARED = [  # a CSA layer
+    PrepareConfig(
+        *(WindowConfig(**vars(entry), chunk=chunk) for entry in (ENTRIES[0], ENTRIES[index])),
+        QueryConfig(ENTRIES[index].record, "bf16", "fp32"),
+        GlueConfig(None, None, None, QueriesConfig(True, "neighbours"), True),
+        AppendConfig("fp8_584", "bf16"),
+    )
+    for chunk, index in itertools.product(CHUNKS, (4, 5))
+]  # fmt: skip
 SIZES = [(heads, tokens_for(heads, longest)) for heads in HEADS for longest in (1, 2)]
 SIZES = [*dict.fromkeys(SIZES)]
 BLOCK_SCALED = [BlockScaledConfig("indexer_fp4", *size, "fp32", box=32) for size in SIZES]
@@ -60,7 +74,7 @@ WARP = [
 @pytest.mark.parametrize(
     ("config", "arch"),
     [
-        *itertools.product(COMPRESSORS, ARCHS),
+        *itertools.product([*COMPRESSORS, *PREPARED], ARCHS),
         *((config, "sm_100a") for config in BLOCK_SCALED),
         *((config, "sm_90a") for config in WGMMA),
         *WARP,
@@ -72,7 +86,7 @@ def test_no_config_spills(config, arch, tmp_path):
     if config in COMPRESSORS:
         compiled = compile_compressor(config, arch)
     else:
-        compiled = compile_once(config, arch, SOURCES[type(config)])
+        compiled = compile_once(config, arch, SOURCES.get(type(config), KERNEL))
     threads, sizes = config, config
     if config in BLOCK_SCALED:
         threads, sizes = ROLES, make_plan(config)

@@ -25,9 +25,11 @@ from kvcache.layouts.presets import CONFIGS
 from kvcache.layouts.records import BF16_512, FP8_584, INDEXER_BF16, plain
 from kvcache.layouts.rows import Rows, TailRows
 from mla import (
+    Compression,
     Compressor,
     Every,
     IndexKeys,
+    IndexQueries,
     IndexQuery,
     LatentKeys,
     LowRank,
@@ -35,6 +37,7 @@ from mla import (
     Selected,
     StepView,
     Tables,
+    WindowKeys,
     Workspace,
     cached_attention,
     compress,
@@ -42,6 +45,7 @@ from mla import (
     decode_plan,
     norm_rope_append,
     plan_workspace,
+    prepare_attention,
     prepare_query,
     scores,
     select,
@@ -207,6 +211,30 @@ def _compressing() -> Given:
             "longest": 4}  # fmt: skip
 
 
+def _compression(name: str, states: torch.Tensor, blocks: torch.Tensor) -> Compression:
+    tail = LAYOUT.find(f"{name}_tail")
+    columns = tail.overlap * tail.width
+    weights = Compressor(normal(tail.ratio, columns), positive(tail.width))
+    rows = TailRows(states, LAYOUT.offset(tail.name, 0), tail.rows(LAYOUT.draft), tail)
+    out = Rows(blocks, **vars(LAYOUT.place(name, 0)))
+    return Compression(weights, rows, out, normal(4, columns), normal(4, columns), name)
+
+
+def _prepared() -> Given:
+    """All parts of a CSA layer."""
+    needed = ("positions", "owners", "starts", "cu_tokens", "state_slots", "ends_of.csa",
+              "ends_of.index", "rows_of.csa", "rows_of.index", "rows_of.csa_tail",
+              "rows_of.index_tail")  # fmt: skip
+    arrays = _arrays(4)
+    pools = _pool(3, LAYOUT.state_bytes), _pool(5, LAYOUT.block_bytes)
+    ring = Rows(pools[0], **vars(LAYOUT.place("swa", 0)))
+    return {"arrays": {name: arrays[name] for name in needed}, "rope": angles(32, 32),
+            "entries": _compression("csa", *pools), "index_keys": _compression("index", *pools),
+            "index_queries": IndexQueries(bf16(4, 2, 128), normal(4, 2), "indexer_bf16", 0.5),
+            "window": WindowKeys(ring, bf16(4, 512), arrays["rows_of.swa"]),
+            "longest": 4}  # fmt: skip
+
+
 def _latent() -> Given:
     return {"q": bf16(2, 1, 4, 576), "kv": bf16(3, 16, 1, 576), "sinks": normal(4),
             "page_table": torch.tensor([[2, 0], [1, 0]], dtype=INT),
@@ -270,6 +298,10 @@ SPARSE_BASES = (
     Base("scores", scores, _scoring, ("out",)),
     Base("select", select, _selecting),
     Base("compress", compress, _compressing, ("tail/pool", "out/pool")),
+    Base(
+        "prepare_attention", prepare_attention, _prepared, ("entries/out/pool",),
+        frozenset({"entries/out/pool", "index_keys/out/pool"}),  # streams share their blocks
+    ),
 )  # fmt: skip
 
 
@@ -643,6 +675,10 @@ BASES = {
         Base(
             "warmup_rows", mla.warmup_rows, lambda: _between(), options_of=norm_rope_append,
             computed=None,
+        ),
+        Base(
+            "warmup_prepare", mla.warmup_prepare, lambda: _prepared(),
+            options_of=prepare_attention, computed=None,
         ),
         Base("mla.warmup", mla.warmup, lambda: _warming(_latent()), computed=None),
         Base(
