@@ -28,6 +28,7 @@ from lab.problems.grouped_gemm import Case as Product
 from mla.compressor.api import Compressor, Tables, compress
 from mla.indexer.api import IndexQuery, prepare_query, scores, select
 from mla.indexer.quantised import quantised
+from mla.prepare.api import Compression, IndexQueries, WindowKeys, prepare_attention
 from moe.api import grouped_gemm
 from moe.arguments import Router, RouterLinear
 from moe.mixed.launch import write_rows
@@ -578,6 +579,40 @@ def _compress(
     return tuple(pool.clone() for pool in cache.storage.pools.values())
 
 
+def _before_scores() -> Results:
+    """Rows of a step of a CSA layer: both compressors, queries of the indexer, the window."""
+    layout = deepseek_v4("v4", [CSA], 128, Options(record="fp8-index8"))
+    cache = Cache(layout, Sizes(blocks=24, states=6, checkpoints=8))
+    request, (q, weights) = cache.admit("one", [1] * TOKENS).request, _queries(TOKENS)
+    with cache.step({request: [1] * TOKENS}) as step:
+        arrays, kv = step.tensors("cpu"), _random_rows(TOKENS, 512).bfloat16()
+        found = prepare_attention(
+            arrays,
+            _angles(),
+            entries=_compression(cache, "csa"),
+            index_keys=_compression(cache, "index"),
+            index_queries=IndexQueries(q, weights, INDEXER_FP8.name, 0.5),
+            window=WindowKeys(cache.rows("swa", 0), kv, arrays["rows_of.swa"]),
+            longest=step.longest,
+            arch="sm_90a",
+        )
+    assert found is not None
+    return *found, *(pool.clone() for pool in cache.storage.pools.values())
+
+
+def _compression(cache: Cache, stream: str) -> Compression:
+    """Random rows of a compressor for all tokens of a step."""
+    tail, out = cache.tail(f"{stream}_tail", 0), cache.rows(stream, 0)
+    columns, width = tail.tail.overlap * tail.tail.width, tail.tail.width
+    weights = Compressor(_random_rows(tail.tail.ratio, columns), torch.ones(width), 1e-6)
+    values, ranks = _random_rows(2 * TOKENS, columns).chunk(2)
+    return Compression(weights, tail, out, values, ranks, stream)
+
+
+def _random_rows(count: int, columns: int) -> torch.Tensor:
+    return torch.randn(count, columns, generator=_random())
+
+
 CACHE: dict[str, Subject] = {
     "cache append": Subject(lambda: _append(FP8_584)),
     "cache append bf16": Subject(lambda: _append(BF16_512)),
@@ -595,6 +630,7 @@ CACHE: dict[str, Subject] = {
     # More tokens in front of a step's window, and behind it, than a thread has rows.
     "compressor hca": Subject(lambda: _compress("hca", (130, 125), (14, 130))),
     "compressor online": Subject(lambda: _compress("hca", (130, 125), online=True)),
+    "rows before scores": Subject(_before_scores),
 }
 
 

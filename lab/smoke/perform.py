@@ -40,6 +40,7 @@ LEFT_OUT = {
     ("blackwell_engines/README.md", 1): "transformers, which no user has to have",
     ("blackwell_engines/README.md", 2): "the same",
     ("docs/deepseek_v4.md", 2): "it continues the first one",
+    ("docs/deepseek_v4.md", 3): "the same",
     ("docs/moe_hopper.md", 1): "a checkpoint",
     ("docs/ptxemu/commands.md", 1): "a file for the commands of the page",
     ("docs/ptxemu/from_python.md", 2): "it imports that file",

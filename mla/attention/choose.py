@@ -145,7 +145,9 @@ class Decision:
     def grid(self) -> int:
         """Number of CTAs."""
         config = self.config
-        return self.entries * self.row_tiles * config.slices * self.parts * config.cluster
+        every = self.entries * self.row_tiles * config.slices * self.parts * config.cluster
+        stay = config.ways.resident * config.sharers
+        return min(every, stay) if stay else every
 
     @property
     def senders(self) -> int:

@@ -22,6 +22,7 @@ from mla.attention.choose import (
     WARP,
     WGMMA,
     Load,
+    Split,
     Tile,
     decision_for,
     split,
@@ -208,30 +209,32 @@ def test_a_grid_is_about_one_wave(tile, entries, keys):
     for row_tiles in (1, 2, 4):
         tile = replace(tile, count=row_tiles)
         load = Load(entries, keys, 132)
-        cluster, parts = split(tile, load)
+        found = split(tile, load)
+        cluster, parts = found.cluster, found.parts
         units, tiles = entries * row_tiles, max(-(-keys // tile.keys), 1)
-        assert cluster * parts == 1 or units * cluster * parts * tile.pair <= 132
+        assert found.whole or units * cluster * parts * found.slices * tile.pair <= 132
         assert cluster * parts <= tiles
         assert choose.fits(tile, cluster)
         assert cluster == 1 or tile.costs is not None
         assert cluster * tile.pair <= MAX_CLUSTER
         fixed = replace(load, batch_invariant=True)
-        assert split(tile, fixed) == split(tile, replace(fixed, entries=1))
-        assert split(tile, replace(load, many=True)) == (1, 1)
+        alone = split(tile, replace(fixed, entries=1))
+        assert replace(split(tile, fixed), slices=1) == replace(alone, slices=1)
+        assert split(tile, replace(load, many=True)).whole
 
 
 def test_wishes_are_kept():
     load, two = Load(4, 4096, 132, cluster=3, parts=5), replace(HOPPER, count=2)
-    assert split(two, load) == (3, 5)
-    assert split(replace(AMPERE, count=2), replace(load, cluster=1)) == (1, 5)
-    assert split(two, replace(load, cluster=0)) == (3, 5)  # 132 SMs for 8 units of 5 parts
+    assert split(two, load) == Split(3, 5)
+    assert split(replace(AMPERE, count=2), replace(load, cluster=1)) == Split(1, 5)
+    assert split(two, replace(load, cluster=0)) == Split(3, 5)  # 132 SMs for 8 units of 5 parts
 
 
 def test_clusters_run_at_once():
     """A GPU that runs few wide clusters gets narrower ones."""
     load = Load(8, 65536, 132)
-    assert split(HOPPER, load)[0] == 16
-    assert split(HOPPER, load, limit=lambda width: 64 // width)[0] == 8
+    assert split(HOPPER, load).cluster == 16
+    assert split(HOPPER, load, limit=lambda width: 64 // width).cluster == 8
 
 
 def test_a_workspace_has_a_place_for_every_sum():
@@ -263,7 +266,7 @@ def test_a_warm_up_has_what_steps_choose(kernel, arch):
     q, kv = torch.empty(4, 2, 128, 576, device="meta", dtype=BF16), KV.to("meta")
     dense = {"q": q, "kv": kv, "page_table": torch.empty(4, 9, device="meta", dtype=INT)} | meta
     keys = kernels_for(DECODE.arguments(dense), range(1, 40), range(1, 20_000, 97))
-    assert len(keys) < 40
+    assert len(keys) < 64  # for any GPU; for one H200 half as many
     for batch, pages in ((1, 1), (3, 700), (33, 1000), (9, 64)):
         table = torch.empty(batch, pages, device="meta", dtype=INT)
         step = dense | {"q": q[:1].expand(batch, 2, 128, 576).contiguous(), "page_table": table}
@@ -286,4 +289,5 @@ def test_reports_name_the_roles(kernel, arch):
     config = LatentConfig(keys=Keys("fp8_584", 64, listed=True), pdl=True)
     plan, roles = plan_of(KernelKey(kernel, config, arch))
     assert roles is plan.roles
-    assert {"math", "gather"} == {*warps_of(roles).values()} or kernel == WARP
+    named = {*warps_of(roles).values()}
+    assert named == {"math", "gather", "gather_right"} or kernel == WARP

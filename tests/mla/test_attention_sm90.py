@@ -226,6 +226,13 @@ def test_splits_of_an_h200(entries, keys, expected):
     assert (found.config.cluster, found.parts, found.config.slices) == expected
 
 
+def test_clusters_that_stay_are_as_many_as_run_at_once():
+    config = LatentConfig(heads=128, keys=Keys("fp8_656", 64, listed=True))
+    found = decision_for(config, WGMMA, Load(4096, 2048, 132, many=True))
+    assert found.config.ways == Ways(crosses=True, resident=66)
+    assert (found.config.sharers, found.grid) == (2, 132)
+
+
 def test_slices_of_a_batch_do_not_change_its_division():
     """With `batch_invariant` one entry has slices, and a full batch has none."""
     config = LatentConfig(heads=64, keys=Keys("fp8_584", 64, listed=True))
