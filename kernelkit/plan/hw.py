@@ -14,6 +14,7 @@ SMEM_BYTES_PER_SM = SMEM_BYTES_PER_CTA + SMEM_RESERVED_BYTES
 SMEM_LINE_BYTES = 128  # the widest line inside which a swizzle moves (PTX ISA, "Swizzling modes")
 SMEM_UNIT_BYTES = 16  # what it moves as a whole
 SMEM_SWIZZLE_ALIGN = 1024  # a 128-byte swizzle atom is 8 rows x 128 B (PTX ISA, tcgen05 layouts)
+L2_LINE_BYTES = 128  # four sectors of 32 bytes
 
 TMEM_LANES = 128  # PTX ISA, "Tensor Memory": 128 lanes x 512 columns x 32 bit per CTA
 TMEM_COLUMNS = 512

@@ -7,6 +7,7 @@ read are there once: torch allows an operator 64 arguments.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -127,7 +128,7 @@ class Arguments:
     backend: str = "auto"
     arch: str | None = None
 
-    @property
+    @cached_property
     def jobs(self) -> dict[str, Job]:
         """Arguments of `compress` for each compressor, by the name of the part."""
         parts = {"entries": self.entries, "index_keys": self.index_keys}
@@ -141,7 +142,7 @@ class Arguments:
         rows = part.values, part.scores, Tables(**shared, **own)
         return Job(part.compressor, tail, out, *rows, self.cos, self.sin, self.longest)
 
-    @property
+    @cached_property
     def query(self) -> Query | None:
         """Arguments of `prepare_query`."""
         part = self.index_queries
@@ -150,14 +151,14 @@ class Arguments:
         shared = self.positions, self.cos, self.sin
         return Query(part.q, part.weights, *shared, part.record, part.factor)
 
-    @property
+    @cached_property
     def heads(self) -> Between | None:
         """Arguments of `norm_rope_append`."""
         if self.queries is None:
             return None
         return Between(self.positions, self.cos, self.sin, queries=self.queries)
 
-    @property
+    @cached_property
     def append(self) -> AppendSwa | None:
         """Arguments of `append_swa`."""
         part = self.window

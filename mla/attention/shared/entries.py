@@ -13,13 +13,13 @@ from cutlass import Int32, Int64, Uint32
 
 from kernelkit.device.warp_mma import pick
 from kernelkit.device.words import float_of, four_words_if, index_if, request_if
+from kernelkit.plan import hw
 from mla.attention.kernel_arguments import Source
 from mla.attention.shared.dequantise import packed_split
 from mla.attention.shared.intake import CHUNK, HALF, PANEL, Intake
 from mla.attention.shared.work import HasWork
 
 NOWHERE = 0xFFFFFFFF  # place of what is no entry
-LINE_BYTES = 128  # of L2
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def request(intake: cutlass.Constexpr, source: Source, entries: Entries, half: I
     form, lane = intake.form, cute.arch.lane_idx() % intake.spread.lanes
     every, own = form.data_bytes, intake.chunks * intake.spread.lanes * CHUNK
     last = every - own if half == 1 else Int32(own)
-    offset = half * own + cutlass.min(lane * LINE_BYTES, last - 1)
+    offset = half * own + cutlass.min(lane * hw.L2_LINE_BYTES, last - 1)
     for turn in cutlass.range_constexpr(intake.spread.turns):
         place = entries.places[turn]
         request_if(place != NOWHERE, data_of(source, place) + offset)

@@ -149,7 +149,7 @@ def finish_together(
     """Finish this CTA's share of the rows of all CTAs that share their keys; called by both teams.
     sums: of this team.
     """
-    post(plan, scope, lane, o, (reference.row_max[0], reference.row_max[1]), sums)
+    post(plan, scope, lane, o, reference, sums)
     collect(plan, end_of(plan, scope.given, scope.work, mailbox_of(plan, scope)))
 
 
@@ -159,7 +159,7 @@ def post(
     scope: Scope,
     lane: Lane,
     o: cute.Tensor,
-    tops: tuple[Float32, Float32],
+    reference: Reference,
     sums: tuple[Float32, Float32],
 ) -> None:
     """Send this CTA's part of every row to its owner, once all CTAs have read their keys.
@@ -177,7 +177,7 @@ def post(
         cute.arch.cluster_arrive_relaxed()
         if cutlass.const_expr(copied):
             cute.arch.cluster_wait()
-    lay_out(plan, scope, lane, o, tops, sums)
+    lay_out(plan, scope, lane, o, reference, sums)
     meet(plan.barriers, "math")
     if cutlass.const_expr(plan.config.cluster > 1):
         if cutlass.const_expr(not copied):
@@ -191,7 +191,7 @@ def lay_out(
     scope: Scope,
     lane: Lane,
     o: cute.Tensor,
-    tops: tuple[Float32, Float32],
+    reference: Reference,
     sums: tuple[Float32, Float32],
 ) -> None:
     """Store the team's columns of O and its statistics to the rows to send."""
@@ -202,7 +202,7 @@ def lay_out(
         if lane.column == 0:
             address = sent + (lane.row + 8 * half) * plan.mail.row_bytes + 2 * plan.mail.columns
             if cutlass.const_expr(lane.team == 0):
-                store(address, Float32, (tops[half], sums[half]))
+                store(address, Float32, (reference.row_max[half], sums[half]))
             else:
                 store(address + 8, Float32, (sums[half], Float32(0.0)))
     number = cute.arch.lane_idx()
