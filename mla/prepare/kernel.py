@@ -32,9 +32,10 @@ class Prepare(TableKernel):
         super().__init__(config)
         self.entries = compressor_of(config.entries, arch)
         self.index_keys = compressor_of(config.index_keys, arch)
-        self.index_queries = Query(config.index_queries, written_for(arch))
-        self.queries = None if config.queries is None else Glue(config.queries, arch)
-        self.window = Append(config.window)
+        query, heads, window = config.index_queries, config.queries, config.window
+        self.index_queries = None if query is None else Query(query, written_for(arch))
+        self.queries = None if heads is None else Glue(heads, arch)
+        self.window = None if window is None else Append(window)
 
     @cute.jit
     def __call__(self, table: ParamTable, ctas: Int32, stream: CUstream) -> None:
