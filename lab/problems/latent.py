@@ -160,6 +160,7 @@ class Cache:
     record: a name of RECORDS, or 'tensor': bf16 entries of a tensor.
     rows: rows of a page.
     counts: for each token, how many of its entries count; None for all.
+    spread: an entry is multiplied by a power of two from 2^-spread to 1; every eighth is 0.
     spare: bytes before the entries of a page. Without them all entries of a record in bf16 lie at
         one distance, so that kernels see pages of one row.
     """
@@ -170,10 +171,11 @@ class Cache:
     counts: tuple[int, ...] | None = None
     wide: bool = True
     pages: int = 6
+    spread: int = field(default=0, repr=False)  # not in the seed
     spare: int = field(default=SPARE_BYTES, repr=False)  # not in the seed
 
     def __str__(self) -> str:
-        even = "" if self.spare else "even"
+        even = ("" if self.spare else "even") + (f"spread{self.spread}" if self.spread else "")
         counts = "" if self.counts is None else "of" + ".".join(map(str, self.counts))
         return f"{self.record}x{self.rows}k{self.k}{counts}{'' if self.wide else 'i32'}{even}"
 
@@ -201,6 +203,10 @@ class Cache:
             used = torch.arange(self.k) < counts[:, None]
         entries = indices[used & (indices >= 0) & (indices < most)].unique()
         values = torch.randn(self.pages, self.rows, self.columns(), generator=generator)
+        if self.spread:
+            exponents = -torch.randint(self.spread + 1, values.shape[:2], generator=generator)
+            values *= torch.exp2(exponents.float())[..., None]
+            values.flatten(0, 1)[::8] = 0
         cache = self._cache(values.bfloat16(), entries)
         return cache, indices if self.wide else indices.int(), counts
 
@@ -218,10 +224,23 @@ class Cache:
         behind = self.spare + self.rows * record.data_bytes if record.scale_bytes else 0
         rows = Rows(pool, self.spare, behind, self.rows, record)
         data, scales = codec.encode(values[place], self.record)
+        if self.spread and FORMS[self.record].scale == "fp32":
+            multiply_scales(data, self.spread)
         rows.data()[place] = data
         if record.scale_bytes:
             rows.scales()[place] = scales
         return rows
+
+
+def multiply_scales(data: torch.Tensor, seed: int) -> None:
+    """Multiply every second entry's scales in fp8_656 by numbers from 1 to 2, as other writers do,
+    who round none to a power of two.
+    """
+    begin = FORMS["fp8_656"].scale_at
+    scales = data[::2, begin : begin + 16].contiguous().view(torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    scales *= 1 + torch.rand(scales.shape, generator=generator)
+    data[::2, begin : begin + 16] = scales.view(torch.uint8)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,6 +39,8 @@ RECORDS = {576: ("fp8_656", "bf16_576", "tensor"),
            512: ("fp8_584", "fp8_584", "fp8_528", "fp4_288", "bf16_512")}  # fmt: skip
 EDGES = (0, 8, 32, 64, 128, 256, 512)  # of tiles, and of what a CTA takes
 # (factor of q, scale): scores of about 1, of 0, and larger ones.
+# Exponents of the powers of two by which entries differ.
+SPREADS = (0, 0, 0, 0, 6, 24)
 SCORES = ((1.0, None),) * 3 + ((0.0, None), (4.0, None), (20.0, None), (1.0, 0.3), (1.0, 1e-6))
 
 
@@ -157,7 +159,8 @@ def _sized(cache: Cache, pick: random.Random, tokens: int, sizes: Sizes) -> Cach
     counts = None
     if cache.counts is not None:
         counts = tuple(pick.choice((0, 1, k, pick.randint(0, k))) for _ in range(tokens))
-    return replace(cache, k=k, counts=counts, pages=max(1, -(-most // cache.rows)))
+    pages, spread = max(1, -(-most // cache.rows)), pick.choice(SPREADS)
+    return replace(cache, k=k, counts=counts, pages=pages, spread=spread)
 
 
 def _length(pick: random.Random, most: int) -> int:
@@ -217,6 +220,7 @@ FEATURES: dict[str, Feature] = {
     **{f"{name} entries": lambda case, name=name: any(each.record == name for each in _caches(case))
        for name in dict.fromkeys(name for names in RECORDS.values() for name in names)},
     "two caches": lambda case: len(_caches(case)) > 1,
+    "entries of all sizes": lambda case: any(each.spread for each in _caches(case)),
     "counts": lambda case: any(each.counts is not None for each in _caches(case)),
     "int32 indices": lambda case: any(not each.wide for each in _caches(case)),
     "tokens of a batch": lambda case: isinstance(case, Sparse) and case.batch,
