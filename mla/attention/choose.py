@@ -21,7 +21,7 @@ from mla.attention.arguments import MAX_PARTS, Arguments
 from mla.attention.config import MAX_CLUSTER, LatentConfig, Ways
 from mla.attention.formats import LATENT
 from mla.attention.portable.plan import KEYS, PortablePlan
-from mla.attention.sm90.plan import SLICES, Plan90
+from mla.attention.sm90.plan import SLICES, Plan90, has_codes_of_v
 from mla.attention.sm100.plan import PAIR, Plan100
 
 KEPT = 1024  # cached decisions
@@ -64,6 +64,7 @@ COSTS = {
     WGMMA: Costs(3.3, 0.14, 1.4, 2.4, 0.06, 0.13, 1.5, 0.06),  # of an H200, notes/mla.md
     UMMA: Costs(4.0, 0.0, 1.5, 4.0, 0.02, 0.05, 2.0, 0.03),  # of a B200, modelled
 }
+TILES_OF_HALVES = 4  # of a CTA: Q in fp16 takes as long as two tiles gain
 FEW_TILES = 20  # of a unit: clusters that stay gain 5 % of 10 tiles, and nothing of 32
 
 
@@ -225,17 +226,20 @@ def decision_for(
 
 def _with_ways(config: LatentConfig, tile: Tile, load: Load, found: Split) -> LatentConfig:
     """Return the config with the ways of the Hopper kernel that are fastest, see notes/mla.md."""
-    units, codes = load.entries * tile.count, [bool(s.form.code) for s in config.sources]
-    if not found.whole or units < load.sms or load.batch_invariant:
+    if load.batch_invariant:
         return config
-    sharers = 2 if tile.count % 2 == 0 and (all(codes) or not tile.gathered) else 1
-    few = -(-load.keys // tile.keys) <= FEW_TILES
-    stays = tile.gathered and units > load.sms and (any(codes) or few)
-    ways = Ways(
-        crosses=tile.gathered and sharers == 2,
-        resident=load.sms // sharers if stays else 0,
-    )
-    return replace(config, sharers=sharers, ways=ways)
+    units, codes = load.entries * tile.count, [bool(s.form.code) for s in config.sources]
+    sharers, resident, crosses = 1, 0, False
+    if found.whole and units >= load.sms:
+        sharers = 2 if tile.count % 2 == 0 and (all(codes) or not tile.gathered) else 1
+        few = -(-load.keys // tile.keys) <= FEW_TILES
+        stays = tile.gathered and units > load.sms and (any(codes) or few)
+        crosses = tile.gathered and sharers == 2
+        resident = load.sms // sharers if stays else 0
+    tiles = -(-load.keys // (tile.keys * found.cluster * found.parts))
+    halves = has_codes_of_v(config) and not crosses and found.slices == 1
+    halves = halves and tiles >= TILES_OF_HALVES
+    return replace(config, sharers=sharers, ways=Ways(crosses, resident, halves))
 
 
 def kernel_of(name: str, arch: str) -> str:

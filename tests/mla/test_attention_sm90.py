@@ -18,7 +18,7 @@ from mla.attention import launch, reference
 from mla.attention.choose import WGMMA, Load, decide, decision_for
 from mla.attention.config import Keys, LatentConfig, Ways
 from mla.attention.shared import entries
-from mla.attention.sm90 import finish, gather, kernel, math, plan
+from mla.attention.sm90 import finish, gather, halves, kernel, math, plan, query
 from ptxemu import Options, PtxEmuError
 from tests.mla.latent_cases import ADVERSARIAL, CHECKED, RANDOM, check, run
 
@@ -185,9 +185,42 @@ def test_slices_of_v_are_attended_to_alone(case, slices, other_ways):
     check_ways(case, Ways(), other_ways, CHECKED, RANDOM, slices=slices)
 
 
+HALVES = Ways(halves=True)
+HALVED = (
+    (Sparse(heads=12, cache=Cache("fp8_656", 8, 140, counts=(140, 70, 0), spread=24),
+            sinks=True, amplitude=20.0, options=wgmma(2)), HALVES),
+    (Sparse(heads=66, tokens=2, cache=Cache("fp8_528", 32, 200, spread=24),
+            extra=Cache("fp4_288", 5, 70), rope=True, sinks=True, options=wgmma()), HALVES),
+    (Dense(heads=17, page=16, lens=(190, 5), scaled=True, sinks=True, options=wgmma(3)), HALVES),
+    (Sparse(heads=70, tokens=3, cache=Cache("fp8_656", 16, 200), options=wgmma()),
+     replace(HALVES, resident=4)),
+    (Dense(heads=64, page=64, lens=(300, 0, 70), scaled=True, options=wgmma(1, 2)), HALVES),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "ways"), HALVED, ids=str)
+def test_codes_become_fp16(case, ways, other_ways):
+    """Entries that differ by up to 2^24, and scales that are no powers of two."""
+    other_ways(ways)
+    check(case, HOPPER, CHECKED, RANDOM)
+
+
+def test_codes_become_fp16_where_a_cta_has_tiles_enough():
+    config = LatentConfig(heads=64, keys=Keys("fp8_656", 64, listed=True))
+    found = {keys: decision_for(config, WGMMA, Load(32, keys, 132)).config for keys in (256, 2048)}
+    assert [each.ways.halves for each in found.values()] == [False, True]
+    load = Load(32, 2048, 132, batch_invariant=True)
+    assert not decision_for(config, WGMMA, load).config.ways.halves
+    v4 = replace(config, keys=Keys("fp8_584", 64, listed=True))
+    assert not decision_for(v4, WGMMA, Load(32, 2048, 132)).config.ways.halves
+
+
 @pytest.mark.parametrize(
     ("ways", "options", "text"),
     [
+        (HALVES, {"sharers": 1, "slices": 2}, "with slices 1"),
+        (HALVES, {"sharers": 1, "keys": Keys("fp8_584", 64, listed=True)}, "columns of V"),
+        (replace(HALVES, crosses=True), {}, "fp16 is for"),
         (CROSSING, {"sharers": 1}, "CTAs share"),
         (CROSSING, {"keys": Keys("bf16_576", 64, listed=True)}, "codes alone"),
         (CROSSING, {"parts": True}, "parts of one CTA"),
@@ -288,6 +321,10 @@ TRAPS = {
     "exit of a peer": (
         gather, kernel, "Gather", ("range_constexpr(BUFFERS)", "range_constexpr(0)")
     ),
+    "rows of Q": (query, math, "halve_rows", ('meet(plan.barriers, "math")', "pass")),
+    "rounded scales": (
+        halves, halves, "has_odd_scales", ("(1 << MANTISSA) - 1) != 0", "0) != 0")
+    ),
     "mail over keys of a peer": (
         finish, math, "finish_together", ("copied = plan.crosses", "copied = False")
     ),
@@ -299,6 +336,9 @@ def test_a_kernel_without_its_cure_is_noticed(changed, other_ways, trap):
     module, user, name, replacement = TRAPS[trap]
     changed(module, [user], name, replacement)
     case = QUICK[1] if trap in ("marks", "scales") else replace(QUICK[0], amplitude=6.0)
+    if trap in ("rows of Q", "rounded scales"):
+        other_ways(HALVES)
+        case = HALVED[0][0]
     if trap.endswith("peer"):
         other_ways(CROSSING)
         case = WIDER if "mail" in trap else replace(WIDER, options=wgmma())

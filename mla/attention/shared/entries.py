@@ -39,8 +39,8 @@ def make_entries(intake: Intake) -> Entries:
 
 
 def scale_words(intake: Intake) -> int:
-    """Words of an entry's scales of a half that a lane holds."""
-    return 2 if intake.form.scale == "fp32" else 1
+    """Words of an entry's scales of a half that a lane holds, and one for its unit."""
+    return (2 if intake.form.scale == "fp32" else 1) + intake.has_unit
 
 
 @cute.jit
@@ -195,7 +195,10 @@ def fetch_scales(
     chunk.
     """
     form = intake.form
-    if cutlass.const_expr(form.scale == "fp32"):
+    if cutlass.const_expr(intake.has_unit):  # lanes share them, see `sm90/halves.py`
+        word = address + cute.arch.lane_idx() % intake.spread.lanes * 4
+        (entries.scales[0, turn],) = words_if(valid, word, 1)
+    elif cutlass.const_expr(form.scale == "fp32"):
         entries.scales[0, turn], entries.scales[1, turn] = words_if(valid, address + half * 8, 2)
     else:
         begin = address + half * (HALF * PANEL // form.group)

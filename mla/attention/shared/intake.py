@@ -51,6 +51,7 @@ class Intake:
     crosses: whether another CTA gets what this one converts, see `config.Ways`.
     whole: whether a lane holds all its chunks of a half of a tile, else half of them.
     holds_wide: whether columns in bf16 next to codes go through registers; else by cp.async.
+    halves: whether entries become fp16, see `sm90/halves.py`; else bf16.
     """
 
     which: int
@@ -59,6 +60,7 @@ class Intake:
     crosses: bool = False
     whole: bool = False
     holds_wide: bool = False
+    halves: bool = False
 
     @property
     def form(self) -> Form:
@@ -79,6 +81,16 @@ class Intake:
     def depth(self) -> int:
         """Turns whose chunks a lane holds."""
         return self.spread.turns if self.whole else max(self.spread.turns // 2, 1)
+
+    @property
+    def has_unit(self) -> bool:
+        """Whether an entry is divided by a power of two, so that it is in the range of fp16."""
+        return self.halves and self.form.scale in ("fp32", "ue8m0")
+
+    @property
+    def may_round(self) -> bool:
+        """Whether a code times its scale may have to be rounded to bf16 first."""
+        return self.halves and self.form.scale == "fp32"
 
     @property
     def copies_wide(self) -> bool:
@@ -103,6 +115,16 @@ class Intake:
         if self.form.coded > LATENT:
             return "coded"
         return "wide" if self.stores_rest and self.form.wide > 0 else ""
+
+    @property
+    def rest_in_turns(self) -> bool:
+        """Whether that panel is converted with the others of an entry; else behind all of them."""
+        return self.halves and self.rest == "coded"
+
+    @property
+    def rest_turns(self) -> int:
+        """Turns whose chunks of that panel a lane holds."""
+        return 1 if self.rest_in_turns else self.spread.turns
 
     @property
     def rest_panel(self) -> int:

@@ -50,10 +50,10 @@ class Target:
 
 
 def make_held(intake: Intake) -> Held:
-    turns, parts = intake.spread.turns, {"": 1, "coded": 1, "wide": 2}[intake.rest]
+    parts = {"": 1, "coded": 1, "wide": 2}[intake.rest]
     return Held(
         cute.make_rmem_tensor((4, intake.chunks, intake.depth), Uint32),
-        cute.make_rmem_tensor((4, parts, turns), Uint32),
+        cute.make_rmem_tensor((4, parts, intake.rest_turns), Uint32),
     )
 
 

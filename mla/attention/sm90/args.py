@@ -32,10 +32,12 @@ class Pipes:
 class Buffers:
     """Shared memory: pointers of operands, addresses of words."""
 
-    q: cute.Pointer  # bf16
-    k: cute.Pointer  # bf16, both buffers
+    q: cute.Pointer  # bf16, which become fp16 in place if tiles are fp16
+    k: cute.Pointer  # bf16 or fp16, both buffers
     q_full: cute.Pointer  # mbarrier
     rows: cute.Pointer  # fp32: maxima, then sums of even units, of odd units, each (row, team)
+    factors: Int32  # fp32 (row,): what rows of Q in fp16 were divided by
+    units: Int32  # fp32 (buffer, key, 2): what a key was divided by, and its log2
     valid: Int32  # a bit for each key of a tile, 64 for each buffer
     mail: Int32  # rows that others sent
     sent: Int32  # rows to send

@@ -22,6 +22,7 @@ from mla.attention.shared.entries import (
 )
 from mla.attention.shared.intake import Intake
 from mla.attention.sm90.args import Scope
+from mla.attention.sm90.halves import settle
 from mla.attention.sm90.plan import KEYS, Plan90
 
 
@@ -146,7 +147,15 @@ def resolve(
 
 
 @cute.jit
-def take_over(intake: cutlass.Constexpr, entries: Entries, others: Entries) -> None:
-    """Make `others` the entries."""
+def take_over(intake: cutlass.Constexpr, entries: Entries, others: Entries, half: Int32) -> None:
+    """Make `others`, whose scales have arrived by now, the entries of a half."""
     entries.found.store(others.found.load())
-    shared.take_over(intake, entries, others)
+    if cutlass.const_expr(not intake.has_unit):
+        shared.take_over(intake, entries, others)
+    else:
+        entries.places.store(others.places.load())
+        for turn in cutlass.range_constexpr(intake.spread.turns):
+            scales, exponent = settle(intake, others.scales[0, turn], half)
+            for word in cutlass.range_constexpr(len(scales)):
+                entries.scales[word, turn] = scales[word]
+            entries.scales[len(scales), turn] = exponent

@@ -1,5 +1,5 @@
-"""Gather role: one or two warpgroups fetch the entries of a tile, convert them to bf16, and store
-them as TMA would (device code).
+"""Gather role: one or two warpgroups fetch the entries of a tile, convert them to bf16 or fp16, and
+store them as TMA would (device code).
 
 Codes have two warpgroups, which fill a half of each tile; one copy of the code serves both, since
 an SM's caches of instructions are small. A warp has as many entries as its three neighbours. Lanes
@@ -16,11 +16,11 @@ from dataclasses import replace
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, Uint32
 
 from kernelkit.device.pipelines import Ring
 from kernelkit.plan import hw
-from mla.attention.shared.entries import entry_of_turn, request, source_of
+from mla.attention.shared.entries import entry_of_turn, request, scale_words, source_of
 from mla.attention.shared.intake import HALF, LINE_BYTES, PANEL_BYTES, PANELS
 from mla.attention.shared.units import (
     Held,
@@ -37,6 +37,7 @@ from mla.attention.shared.units import (
     units_at,
 )
 from mla.attention.shared.work import count_of_first
+from mla.attention.sm90 import halves
 from mla.attention.sm90.args import Scope
 from mla.attention.sm90.entries import (
     Entries,
@@ -49,7 +50,8 @@ from mla.attention.sm90.entries import (
     resolve,
     take_over,
 )
-from mla.attention.sm90.plan import BUFFER_BYTES, BUFFERS, Plan90
+from mla.attention.sm90.halves import store_halves
+from mla.attention.sm90.plan import BUFFER_BYTES, BUFFERS, KEYS, UNIT_BYTES, Plan90
 from mla.attention.sm90.walk import after, free_state, steps_of, unit_of
 
 
@@ -127,20 +129,23 @@ class Gather:
         entries, following = make_entries(intake), make_entries(intake)
         look_up(plan, intake, scope, begin, end, indices)
         resolve(plan, intake, scope, (begin, half), indices, following)
-        take_over(intake, entries, following)
         look_up(plan, intake, scope, begin + 1, end, indices)
+        entries.places.store(following.places.load())
         for turn in cutlass.range_constexpr(intake.depth):
             for chunk in cutlass.range_constexpr(intake.chunks):
                 fetch_chunk(intake, source, entries, held, (turn, chunk), half)
-        if cutlass.const_expr(intake.rest != ""):
+        if cutlass.const_expr(intake.rest_in_turns):
+            wanted = has_rest(intake, begin % BUFFERS, half)
+            halves.fetch_rest(source, entries.places[0], wanted, held)
+        elif cutlass.const_expr(intake.rest != ""):
             if has_rest(intake, begin % BUFFERS, half):
                 fetch_rest(intake, source, entries, held)
         for number in cutlass.range(begin, end, unroll=1):
+            take_over(intake, entries, following, half)
             resolve(plan, intake, scope, (number + 1, half), indices, following)
             request(intake, source, following, half)
             look_up(plan, intake, scope, number + 2, end, indices)
-            self.convert(intake, scope, (number, half), entries, held, following)
-            take_over(intake, entries, following)
+            self.convert(intake, scope, (number, half), (entries, following), held)
 
     @cute.jit
     def convert(
@@ -148,17 +153,16 @@ class Gather:
         intake: cutlass.Constexpr,
         scope: Scope,
         place: tuple[Int32, Int32],
-        entries: Entries,
+        tiles: tuple[Entries, Entries],
         held: Held,
-        following: Entries,
     ) -> None:
         """Convert what the lane holds of a half, once its buffer is free, and load the next one.
 
         Args:
             place: (tile of this CTA, half).
-            following: entries of the next tile.
+            tiles: entries of this tile and of the next one.
         """
-        source, (number, half) = source_of(scope, intake), place
+        source, (number, half), (entries, following) = source_of(scope, intake), place, tiles
         buffer, state = number % BUFFERS, free_state(scope, number)
         line = self.line_of(intake, scope, buffer)
         if half == 0:
@@ -171,17 +175,17 @@ class Gather:
                 copy_wide(intake, source, entries, line)
             cute.arch.cp_async_commit_group()
         target = self.target(intake, scope, line, (buffer, half))
-        now, later, both = make_entries(intake), make_entries(intake), (entries, following)
-        for turn in cutlass.range(intake.spread.turns, unroll=1):  # half as much code
-            entry_of_turn(intake, both, turn, now, 0)
-            entry_of_turn(intake, both, turn + intake.depth, later, intake.depth - 1)
-            distance = turn * (intake.spread.at_once * LINE_BYTES)
-            moved = replace(target, units=tuple(unit + distance for unit in target.units))
-            for chunk in cutlass.range_constexpr(intake.chunks):
-                store_chunk(intake, held, now, moved, (0, chunk), half)
-                move_up(intake, held, chunk)
-                fetch_chunk(intake, source, later, held, (intake.depth - 1, chunk), half)
-        if cutlass.const_expr(intake.rest != ""):
+        if cutlass.const_expr(self.plan.has_units):
+            if half == 0:
+                self.store_units(intake, scope, entries, buffer)
+        if cutlass.const_expr(intake.may_round):
+            if halves.has_odd_scales(intake, entries):
+                self.take_turns(intake, scope, tiles, held, target, (buffer, half), True)
+            else:
+                self.take_turns(intake, scope, tiles, held, target, (buffer, half), False)
+        else:
+            self.take_turns(intake, scope, tiles, held, target, (buffer, half), False)
+        if cutlass.const_expr(intake.rest != "" and not intake.rest_in_turns):
             if has_rest(intake, buffer, half):
                 store_rest(intake, held, target, line)
             if has_rest(intake, 1 - buffer, half):
@@ -195,6 +199,77 @@ class Gather:
             self.arrive(scope.pipes.left, buffer, half)
         else:
             self.arrive(scope.pipes.right, buffer, half)
+
+    @cute.jit
+    def take_turns(
+        self,
+        intake: cutlass.Constexpr,
+        scope: Scope,
+        tiles: tuple[Entries, Entries],
+        held: Held,
+        target: Target,
+        piece: tuple[Int32, Int32],
+        odd: cutlass.Constexpr,
+    ) -> None:
+        """Store what the lane holds of a piece, (buffer, half), and load later entries.
+
+        odd: see `store_halves`. A loop of its own keeps the other one short.
+        """
+        for turn in cutlass.range(intake.spread.turns, unroll=1):  # half as much code
+            self.take_turn(intake, scope, tiles, held, target, (turn, *piece), odd)
+
+    @cute.jit
+    def take_turn(
+        self,
+        intake: cutlass.Constexpr,
+        scope: Scope,
+        tiles: tuple[Entries, Entries],
+        held: Held,
+        target: Target,
+        place: tuple[Int32, Int32, Int32],
+        odd: cutlass.Constexpr,
+    ) -> None:
+        """Store the lane's chunks of an entry, and load those of a later one in their place.
+
+        Args:
+            place: (turn, buffer, half).
+            odd: see `store_halves`.
+        """
+        source, (turn, buffer, half) = source_of(scope, intake), place
+        now, later = make_entries(intake), make_entries(intake)
+        entry_of_turn(intake, tiles, turn, now, 0)
+        entry_of_turn(intake, tiles, turn + intake.depth, later, intake.depth - 1)
+        distance = turn * (intake.spread.at_once * LINE_BYTES)
+        moved = replace(target, units=tuple(unit + distance for unit in target.units))
+        for chunk in cutlass.range_constexpr(intake.chunks):
+            if cutlass.const_expr(intake.halves):
+                store_halves(intake, held, now, moved.units, chunk, odd)
+            else:
+                store_chunk(intake, held, now, moved, (0, chunk), half)
+            move_up(intake, held, chunk)
+            fetch_chunk(intake, source, later, held, (intake.depth - 1, chunk), half)
+        if cutlass.const_expr(intake.rest_in_turns):
+            if has_rest(intake, buffer, half):
+                line = self.line_of(intake, scope, buffer)
+                halves.store_rest(intake, held, line + distance)
+            which = buffer if turn + 1 < intake.spread.turns else 1 - buffer
+            wanted = has_rest(intake, which, half)
+            halves.fetch_rest(source, later.places[0], wanted, held)
+
+    @cute.jit
+    def store_units(
+        self, intake: cutlass.Constexpr, scope: Scope, entries: Entries, buffer: Int32
+    ) -> None:
+        """Store the units of the warp's keys; 1 if entries of this source have none."""
+        row = first_row(self.plan, intake, scope) + cute.arch.lane_idx() // intake.spread.lanes
+        address = scope.buffers.units + (buffer * KEYS + row) * UNIT_BYTES
+        if cute.arch.lane_idx() % intake.spread.lanes == 0:
+            for turn in cutlass.range_constexpr(intake.spread.turns):
+                exponent = Uint32(halves.BIAS)
+                if cutlass.const_expr(intake.has_unit):
+                    exponent = entries.scales[scale_words(intake) - 1, turn]
+                place = address + turn * (intake.spread.at_once * UNIT_BYTES)
+                halves.store_unit(place, exponent)
 
     @cute.jit
     def line_of(self, intake: cutlass.Constexpr, scope: Scope, buffer: Int32) -> Int32:

@@ -179,6 +179,8 @@ class LatentSm90:
             k=buffer_at(plan, smem, "sK", BFloat16),
             q_full=buffer_at(plan, smem, "q_full", Int64),
             rows=buffer_at(plan, smem, "rows", Float32),
+            factors=address("factors"),
+            units=address("units"),
             valid=address("valid"),
             mail=address("mail"),
             sent=address("mail") + mail.sent_at,

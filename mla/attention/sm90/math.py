@@ -6,6 +6,9 @@ the tiles in one order. Team 0 finishes the product of the other's P before S of
 releases its half; team 1 issues S first, as P of the tile before comes while S is computed.
 
 A maximum is replaced only when it has grown by more than LAG_LOG2, since O must then be rescaled.
+
+If keys are in units, see `halves.py`, a weight of V is the weight of the key times its unit, so the
+logarithm of the unit joins the logit, and sums are of weights without units.
 """
 
 from dataclasses import dataclass
@@ -20,6 +23,7 @@ from kernelkit.device.online_softmax import finite
 from kernelkit.device.pipelines import Ring
 from kernelkit.device.shared_words import load
 from kernelkit.device.warp_mma import pack
+from kernelkit.device.words import bits_of, float_of
 from kernelkit.plan import hw
 from mla.attention.shared.collect import key_scale
 from mla.attention.shared.intake import PANEL, PANELS
@@ -34,12 +38,14 @@ from mla.attention.sm90.finish import (
     sums_of_team,
 )
 from mla.attention.sm90.load import load_q
-from mla.attention.sm90.plan import BUFFERS, KEYS, TEAMS, Plan90
+from mla.attention.sm90.plan import BUFFERS, KEYS, TEAMS, UNIT_BYTES, Plan90
 from mla.attention.sm90.products import (
     buffer_start,
     issue_scores,
     issue_values,
+    issue_wide_scores,
     k_operand,
+    number_type,
     o_registers,
     p_operand,
     p_registers,
@@ -49,9 +55,11 @@ from mla.attention.sm90.products import (
     score_registers,
     v_operand,
 )
+from mla.attention.sm90.query import factors_of_rows, halve_rows
 from mla.attention.sm90.walk import after, full_state, lane_of, steps_of, unit_of
 
 LAG_LOG2 = 8.0
+LIFT_LOG2 = 7.0  # weights in fp16 are lifted: below 2^-24 they are 0, above 2^16 infinite
 EVERY_BIT = 0xFFFFFFFF
 
 
@@ -63,6 +71,7 @@ class Tile:
     p: cute.Tensor  # P of the own tile as the A operand
     o: cute.Tensor  # fp32, (64, team_columns)
     reference: Reference
+    factors: cute.Tensor  # fp32 (2,) of both rows: from S to q.k, or to a logit in log2 units
     scale_log2: Float32  # from q.k to a logit in log2 units
     q: cute.Tensor
     k: cute.Tensor  # the team's buffer
@@ -109,6 +118,7 @@ class Math:
         if mailbox_of(self.plan, scope).senders > 0:  # then Q comes, even to a CTA without keys
             cute.arch.mbarrier_wait(scope.buffers.q_full, scope.past.units % 2)
         if count > 0:
+            self.scale_rows(scope, lane, tile)
             if cutlass.const_expr(team == 0):
                 self.take_tiles_left(scope, lane, tile, count)
             else:
@@ -121,6 +131,18 @@ class Math:
             if cutlass.const_expr(self.plan.config.ways.resident > 0):
                 self.request_q(scope, step + 1)  # both teams have read Q
             store_rows(self.plan, scope, lane, tile.o, tile.reference, sums)
+
+    @cute.jit
+    def scale_rows(self, scope: Scope, lane: Lane, tile: Tile) -> None:
+        """Set the factors of the rows; Q becomes fp16 if tiles are."""
+        tile.factors.fill(1.0)
+        if cutlass.const_expr(self.plan.halves):
+            halve_rows(self.plan, scope)
+            for half, factor in enumerate(factors_of_rows(scope, lane)):
+                tile.factors[half] = factor
+        if cutlass.const_expr(not self.plan.mixes):
+            for half in cutlass.range_constexpr(2):
+                tile.factors[half] = tile.factors[half] * tile.scale_log2
 
     @cute.jit
     def request_q(self, scope: Scope, step: Int32) -> None:
@@ -137,10 +159,11 @@ class Math:
         k = scope.buffers.k
         reference = Reference(*(cute.make_rmem_tensor(2, Float32) for _ in range(2)))
         return Tile(
-            score_registers(),
+            score_registers(self.plan),
             p_registers(self.plan),
             o_registers(self.plan),
             reference,
+            cute.make_rmem_tensor(2, Float32),
             scope.given.scale_log2 * key_scale(self.plan.config, scope.given),
             q_operand(self.plan, scope.buffers.q),
             k_operand(self.plan, k, team),
@@ -161,6 +184,7 @@ class Math:
                 # Not behind the wait for the next tile: team 1 waits for this piece.
                 release(self.plan, scope, pipes.left, 1)
             self.issue_own_scores(scope, lane, tile, number)
+            self.add_wide(scope, lane, tile)
             warpgroup.wait_group(0)
             self.weigh(scope, lane, tile, number)
             issue_values(self.plan, tile.o, tile.p, tile.values[0], False)
@@ -177,6 +201,7 @@ class Math:
         pipes = scope.pipes
         for number in cutlass.range(1, count, 2, unroll=1):
             self.issue_own_scores(scope, lane, tile, number)
+            self.add_wide(scope, lane, tile)
             self.add_other(scope, lane, tile, number - 1)
             warpgroup.wait_group(1)
             self.weigh(scope, lane, tile, number)
@@ -203,7 +228,9 @@ class Math:
             if cutlass.const_expr(plan.unordered):
                 cute.arch.fence_proxy("async.shared", space="cta")
             panels = plan.piece_panels(team, right)
-            issue_scores(tile.scores, tile.q, tile.k, panels, turn > 0)
+            if cutlass.const_expr(plan.mixes):
+                panels = tuple(panel for panel in panels if panel < plan.half_panels)
+            issue_scores(plan, tile.scores, tile.q, tile.k, panels, turn > 0)
 
     @cute.jit
     def add_other(self, scope: Scope, lane: Lane, tile: Tile, number: Int32) -> None:
@@ -240,20 +267,17 @@ class Math:
         attention takes 4 % less time, see notes/mla.md.
         """
         scores, team = tile.scores, lane.team
-        for element in cutlass.range_constexpr(cute.size(scores)):
-            scores[element] = scores[element] * tile.scale_log2
+        self.scale(scope, lane, tile)
         self.hide(scope, lane, tile, number)
         tops = []
         for half in cutlass.range_constexpr(2):
-            top = largest(scores, half)
+            top = largest(scores, half) - (LIFT_LOG2 if self.plan.halves else 0.0)
             old = tile.reference.row_max[half]
             tops.append(top if top > old + LAG_LOG2 else old)
-        sums = []
-        for half in cutlass.range_constexpr(2):
-            sums.append(exponentiate(scores, half, finite(tops[half])))
-        words = cute.recast_tensor(tile.p, Uint32)
+        sums = self.exponentiate(scope, lane, scores, (finite(tops[0]), finite(tops[1])))
+        words, kind = cute.recast_tensor(tile.p, Uint32), "fp16" if self.plan.halves else "bf16"
         for word in cutlass.range_constexpr(cute.size(words)):
-            words[word] = pack(scores[2 * word], scores[2 * word + 1], "bf16")
+            words[word] = pack(scores[2 * word], scores[2 * word + 1], kind)
         meet(self.plan.barriers, "team", Int32(team))  # all warps have read the ninth panel
         self.publish(scope, lane, tile, tops)
         if cutlass.const_expr(team == 1):
@@ -264,15 +288,82 @@ class Math:
             tile.reference.row_sum[half] = tile.reference.row_sum[half] + sums[half]
 
     @cute.jit
+    def add_wide(self, scope: Scope, lane: Lane, tile: Tile) -> None:
+        """Issue the product of the last panel, which is bf16, if the others are fp16. S has to be
+        q.k for that.
+        """
+        if cutlass.const_expr(self.plan.mixes):
+            warpgroup.wait_group(0)
+            scores, factors = tile.scores, tile.factors
+            for quad in cutlass.range_constexpr(0, cute.size(scores), 4):
+                first, _, second, _ = self.units_of(scope, lane, quad)
+                for half in cutlass.range_constexpr(2):
+                    low, high = quad + 2 * half, quad + 2 * half + 1
+                    scores[low] = scores[low] * factors[half] * first
+                    scores[high] = scores[high] * factors[half] * second
+            issue_wide_scores(self.plan, scores, scope.buffers, lane.team)
+
+    @cute.jit
+    def scale(self, scope: Scope, lane: Lane, tile: Tile) -> None:
+        """Make S logits in log2 units. With units they are those of weights of V in units: a key's
+        weight times its unit.
+        """
+        scores, factors = tile.scores, tile.factors
+        if cutlass.const_expr(not self.plan.has_units):
+            for element in cutlass.range_constexpr(cute.size(scores)):
+                scores[element] = scores[element] * factors[element // 2 % 2]
+        else:
+            for quad in cutlass.range_constexpr(0, cute.size(scores), 4):
+                first, log, second, other = self.units_of(scope, lane, quad)
+                for half in cutlass.range_constexpr(2):
+                    low, high = quad + 2 * half, quad + 2 * half + 1
+                    if cutlass.const_expr(self.plan.mixes):
+                        first, second = tile.scale_log2, tile.scale_log2
+                    else:
+                        scores[low] = scores[low] * factors[half]
+                        scores[high] = scores[high] * factors[half]
+                    scores[low] = scores[low] * first + log
+                    scores[high] = scores[high] * second + other
+
+    @cute.jit
+    def units_of(self, scope: Scope, lane: Lane, quad: cutlass.Constexpr) -> tuple[Float32, ...]:
+        """Return the units of both keys of four scores, each with its log2."""
+        key = lane.team * KEYS + quad * 2 + lane.column
+        return load(scope.buffers.units + key * UNIT_BYTES, Float32, 4)
+
+    @cute.jit
+    def exponentiate(
+        self, scope: Scope, lane: Lane, scores: cute.Tensor, bases: tuple[Float32, Float32]
+    ) -> tuple[Float32, Float32]:
+        """Replace the logits of both rows by weights; return the sums of this thread's, which are
+        without units.
+        """
+        sums = [[Float32(0.0), Float32(0.0)] for _ in range(2)]
+        for quad in cutlass.range_constexpr(0, cute.size(scores), 4):
+            inverses = (Float32(1.0), Float32(1.0))
+            if cutlass.const_expr(self.plan.has_units):
+                first, _, second, _ = self.units_of(scope, lane, quad)
+                inverses = (inverse(first), inverse(second))
+            for half in cutlass.range_constexpr(2):
+                for k in cutlass.range_constexpr(2):
+                    element = quad + 2 * half + k
+                    weight = cute.math.exp2(scores[element] - bases[half], fastmath=True)
+                    scores[element] = weight
+                    if cutlass.const_expr(self.plan.has_units):
+                        weight = weight * inverses[k]
+                    sums[half][k] = sums[half][k] + weight
+        return sums[0][0] + sums[0][1], sums[1][0] + sums[1][1]
+
+    @cute.jit
     def publish(self, scope: Scope, lane: Lane, tile: Tile, tops: list) -> None:
         """Store P and the maxima for the other team."""
         team = lane.team
-        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), BFloat16)
-        copy = cute.make_tiled_copy_C(atom, qk_mma())
+        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), number_type(self.plan))
+        copy = cute.make_tiled_copy_C(atom, qk_mma(self.plan))
         thread, _, _ = cute.arch.thread_idx()
         part = copy.get_slice(thread % self.role.team_threads)
         p = cute.make_tensor(tile.p.iterator, tile.scores.layout)
-        target = p_tile(scope.buffers.k, team)
+        target = p_tile(self.plan, scope.buffers.k, team)
         cute.copy(copy, part.retile(p), part.partition_D(target))
         maxima = published(scope, MAXIMA)
         for half in cutlass.range_constexpr(2):
@@ -370,13 +461,6 @@ def largest(scores: cute.Tensor, half: cutlass.Constexpr) -> Float32:
 
 
 @cute.jit
-def exponentiate(scores: cute.Tensor, half: cutlass.Constexpr, base: Float32) -> Float32:
-    """Replace a row's scores by their weights; return the sum of this thread's."""
-    total, other = Float32(0.0), Float32(0.0)
-    for quad in cutlass.range_constexpr(0, cute.size(scores), 4):
-        for k in cutlass.range_constexpr(2):
-            element = quad + 2 * half + k
-            scores[element] = cute.math.exp2(scores[element] - base, fastmath=True)
-        total += scores[quad + 2 * half]
-        other += scores[quad + 2 * half + 1]
-    return total + other
+def inverse(unit: Float32) -> Float32:
+    """Return 1 / unit of a power of two whose inverse is a normal fp32."""
+    return float_of(Uint32(0x7F000000) - bits_of(unit))

@@ -3,7 +3,8 @@
 A CTA has 64 query rows and tiles of 64 keys. Two warpgroups compute: each has half of the columns
 of O in its registers, and they take tiles alternately from S to P. P stays in registers for the own
 half, and goes through shared memory for the other's. One more warpgroup loads. Slices are CTAs that
-all compute S, and each a part of both halves of O.
+all compute S, and each a part of both halves of O. Tiles are bf16, or fp16 for codes, see
+`halves.py`.
 
 A tile lies in one of two buffers as nine panels of 64 columns: eight of V, then the last 64 columns
 of K, if there are any. P of the tile overwrites the ninth, which no product needs once S is done.
@@ -32,6 +33,7 @@ ROWS = 64  # M of wgmma
 KEYS = 64  # of a tile
 TEAMS = 2
 BUFFERS = 2
+UNIT_BYTES = 8  # a key's unit and its log2, see `halves.py`
 BUFFER_BYTES = (PANELS + 1) * PANEL_BYTES
 SLICES = (1, 2, 4)  # a panel of V for each team at least
 # Registers of a computing and of a loading thread, by warpgroups that gather and slices. With 200
@@ -90,6 +92,26 @@ class Plan90:
         """Whether each of two CTAs gathers half of a tile, and gives it to the other one."""
         return self.config.ways.crosses
 
+    @property
+    def halves(self) -> bool:
+        """Whether V and the same columns of K are fp16; else bf16."""
+        return self.config.ways.halves
+
+    @cached_property
+    def half_panels(self) -> int:
+        """Panels of Q and K in fp16."""
+        return (self.config.keys.form.coded if self.halves else 0) // PANEL
+
+    @cached_property
+    def mixes(self) -> bool:
+        """Whether the last panel of Q and K is bf16, and the others are fp16."""
+        return self.halves and self.half_panels < self.panels
+
+    @cached_property
+    def has_units(self) -> bool:
+        """Whether each key is divided by a power of two of its own."""
+        return any(intake.has_unit for intake in self.intakes)
+
     @cached_property
     def gathered_keys(self) -> int:
         """Keys of a tile that a CTA gathers."""
@@ -107,7 +129,7 @@ class Plan90:
         keys = self.config.sources[which]
         spread = Spread(4 if keys.form.code else 8, self.gathered_keys // hw.WARPGROUP_WARPS)
         whole = self.config.slices > 1  # then there are registers for it
-        return Intake(which, keys, spread, self.crosses, whole)
+        return Intake(which, keys, spread, self.crosses, whole, halves=self.halves)
 
     @cached_property
     def intakes(self) -> tuple[Intake, ...]:
@@ -231,6 +253,8 @@ class Plan90:
                 SmemBuffer("mail_full", 16, align=16),
                 SmemBuffer("rows", 4 * ROWS * TEAMS * 3, align=16),
                 SmemBuffer("valid", 8 * BUFFERS, align=16),
+                SmemBuffer("factors", 4 * ROWS if self.halves else 0, align=16),
+                SmemBuffer("units", UNIT_BYTES * KEYS * BUFFERS if self.has_units else 0, align=16),
                 SmemBuffer("sQ", ROWS * self.columns * 2),
                 SmemBuffer("sK", BUFFER_BYTES, BUFFERS),
                 SmemBuffer("mail", BUFFER_BYTES, BUFFERS, over="sK"),
@@ -270,11 +294,19 @@ class Plan90:
             raise ValueError(f"{ways}: parts of one CTA replace keys that copies may still read")
         if ways.resident and (self.reduces or config.slices > 1):
             raise ValueError(f"{ways}: clusters that stay have cluster 1, no parts and no slices")
+        if ways.halves and (self.crosses or config.slices > 1 or not has_codes_of_v(config)):
+            raise ValueError(f"{ways}: fp16 is for codes of all columns of V, with slices 1")
         if self.copies and self.crosses != (config.sharers == 2):
             raise ValueError(
                 f"{ways} with {config.sharers} sharers: CTAs share gathered keys if they cross, "
                 "and only then"
             )
+
+
+def has_codes_of_v(config: LatentConfig) -> bool:
+    """Whether each source of keys has codes for all columns of V."""
+    forms = [keys.form for keys in config.sources]
+    return all(form.code and form.coded >= LATENT for form in forms)
 
 
 def make_plan(config: LatentConfig) -> Plan90:
