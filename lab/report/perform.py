@@ -49,6 +49,7 @@ COMMANDS = {
     "model_h100/merge.json": f"{BENCH} merge --json FILE",
     "model_h100/moe.json": f"{BENCH} moe --json FILE",
     "model_h200/fmha.json": "ncu; modelled by python scripts/cycles.py beside FILE --perturbed 4",
+    "mla_h200.json": f"{BENCH} mla --peers mla 'mla pdl' flashmla --json FILE, in four calls",
     "moe_h200.json": f"{BENCH} moe --json FILE",
     "moe_layers_h200.json": f"{BENCH} moe --model gpt-oss-120b --json FILE",
     "moe_layers_h200_deepseek.json": f"{BENCH} moe --model deepseek-v3 --json FILE",

@@ -216,7 +216,7 @@ class Gather:
         odd: see `store_halves`. A loop of its own keeps the other one short.
         """
         for turn in cutlass.range(intake.spread.turns, unroll=1):  # half as much code
-            self.take_turn(intake, scope, tiles, held, target, (turn, *piece), odd)
+            self.take_turn(intake, scope, tiles, held, target, piece, turn, odd)
 
     @cute.jit
     def take_turn(
@@ -226,16 +226,14 @@ class Gather:
         tiles: tuple[Entries, Entries],
         held: Held,
         target: Target,
-        place: tuple[Int32, Int32, Int32],
+        piece: tuple[Int32, Int32],
+        turn: Int32,
         odd: cutlass.Constexpr,
     ) -> None:
-        """Store the lane's chunks of an entry, and load those of a later one in their place.
-
-        Args:
-            place: (turn, buffer, half).
-            odd: see `store_halves`.
+        """Store the lane's chunks of an entry in a piece, (buffer, half), and load those of a later
+        one in their place. odd: see `store_halves`.
         """
-        source, (turn, buffer, half) = source_of(scope, intake), place
+        source, (buffer, half) = source_of(scope, intake), piece
         now, later = make_entries(intake), make_entries(intake)
         entry_of_turn(intake, tiles, turn, now, 0)
         entry_of_turn(intake, tiles, turn + intake.depth, later, intake.depth - 1)

@@ -7,8 +7,8 @@ releases its half; team 1 issues S first, as P of the tile before comes while S 
 
 A maximum is replaced only when it has grown by more than LAG_LOG2, since O must then be rescaled.
 
-If keys are in units, see `halves.py`, a weight of V is the weight of the key times its unit, so the
-logarithm of the unit joins the logit, and sums are of weights without units.
+Keys in fp16 may be in units, see `halves.py`. A weight of V is then the weight of the key times its
+unit, so the logarithm of the unit joins the logit. Sums are of weights without units.
 """
 
 from dataclasses import dataclass
