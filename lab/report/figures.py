@@ -32,6 +32,11 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         ("cold us", "{cold_us:.2f}"), ("warm us", "{warm_us:.2f}"), ("floor us", "{floor_us:.2f}"),
         ("cold over floor", _over_floor), ("spread", "{cold_spread:.1%}"),
     ),
+    "latent": (
+        ("problem", "{problem}"), ("kernel", "{peer}"), ("cold us", "{cold_us:.1f}"),
+        ("warm us", "{warm_us:.1f}"), ("spread", "{cold_spread:.1%}"),
+        ("error of O", "{error:.1e}"),
+    ),
     "time": (
         ("problem", "{problem}"), ("kernel", "{peer}"), ("us", "{us:.1f}"),
         ("TFLOP/s", "{tflops:.0f}"), ("of the best peer", "{of_best:.2f}"),

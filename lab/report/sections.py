@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lab.house import map
 from lab.house.graph import house
-from lab.report import attention, cache, moe, ncu, steps
+from lab.report import attention, cache, latent, moe, ncu, steps
 from lab.report.documents import Document
 
 Draw = Callable[[Path, Sequence[Document], str], None]
@@ -106,6 +106,15 @@ SECTIONS = (
         "Cards differ: five rounds on another card, with FlashInfer as a further peer.",
         ("fmha_h200_flashinfer.json", "moe_layers_h200.json"),
         _prefill,
+    ),
+    Section(
+        "latent",
+        "Attention to latent keys, with FlashMLA",
+        "Dense and sparse attention of DeepSeek-V3.2, V4 and V4.1 for one token of each entry, and "
+        "prompts. FlashMLA has no kernel for the records of V4.1 on Hopper.",
+        ("mla_h200.json",),
+        _of(latent.draw),
+        "mla_h200.png",
     ),
     Section(
         "prefill-portable",
