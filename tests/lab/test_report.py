@@ -16,7 +16,7 @@ from lab.cycles import subjects
 from lab.house import map
 from lab.house.source import ROOT
 from lab.report import attention as pictures
-from lab.report import cache, moe, ncu, perform, steps
+from lab.report import cache, latent, moe, ncu, perform, steps
 from lab.report.documents import RESULTS, UNKNOWN, Document, read
 from lab.report.figures import COLUMNS, SPECIAL, tables_of
 from lab.report.perform import COMMANDS
@@ -99,6 +99,15 @@ def movements() -> Document:
 def cycles() -> Document:
     row = {"kind": "cycles", "name": "head dim 64", "flags": "--ctas 2 --causal", "cycles": 100}
     return Document("", HEAD, [row | {"modelled": [90, 80, 110]}])
+
+
+def latent_rows() -> Document:
+    """Two problems, of which FlashMLA has one."""
+    timed = {("one", "mla"): 7.0, ("one", "flashmla"): 14.0, ("two", "mla"): 8.0}
+    rows = [{"kind": "latent", "rows": "v4", "problem": problem, "peer": peer, "warm_us": us}
+            for (problem, peer), us in timed.items()]  # fmt: skip
+    rows.append({"kind": "latent", "rows": "v4", "problem": "two", "peer": "flashmla"})
+    return Document("", HEAD, rows)
 
 
 def launch() -> Document:
@@ -257,6 +266,7 @@ def test_the_setting_is_no_row():
     (steps.draw_steps, movements(),
      "a GPU, 2026-11-21: dtypes and heads as named|fp8_584|append"),
     (steps.draw_beside, cycles(), "MODELLED|a GPU, 2026-11-21, bf16|head dim 64, causal, pairs"),
+    (latent.draw, latent_rows(), "one|0.50   7.0, 14.0|of FlashMLA's time"),
     (ncu.draw, launch(), "on one a GPU, 2026-11-21; one launch each. L2 cold|grid 8 x 4, block 1, "
      "12.2 us, 0 registers|Decode attention: gqa_decode_sm90_d128|tensor pipe|long scoreboard"),
     (cache.draw, story(), "layout of a model (fp8 entries)|first request\n40 tokens, 0 found"),
