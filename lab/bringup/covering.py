@@ -189,9 +189,14 @@ def _latent(arch: str) -> Iterator[Problem]:
             rope=True, sinks=True, **listed,
         ),
     }  # fmt: skip
+    longer = {  # of which the wgmma kernel converts codes to fp16
+        "long pages e4m3": latent.Dense(heads=5, lens=(330, 33), scaled=True),
+        **{f"long {record}": latent.Sparse(cache=latent.Cache(record, k=330, spread=6), **listed)
+           for record in ("fp8_656", "fp8_528", "fp4_288")},
+    }  # fmt: skip
     for kernel, division in _LATENT_KERNELS[arch].items():
         options = division | {"kernel": kernel.partition(" ")[0], "arch": arch, "pdl": True}
-        for name, case in cases.items():
+        for name, case in (cases | longer if kernel == "wgmma" else cases).items():
             if kernel.startswith("umma") and name not in _OF_UMMA:
                 continue
             yield Problem(f"latent {name}, {kernel}", partial(_attended, case, options))
