@@ -153,6 +153,10 @@ def barrier_reduce(
 
 @runtime
 def arrive_cluster(w: Warp, relaxed: bool) -> None:
+    if w.frag.mask & w.cluster_lanes:
+        raise HardwareRefusal(
+            "barrier.cluster.arrive by a thread that has not waited since its last"
+        )
     for each in w.listeners:
         each.cluster_arrival(w, relaxed)
     w.cluster_phase = w.cluster.phase + 1

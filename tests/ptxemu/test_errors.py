@@ -375,6 +375,14 @@ def test_a_cta_that_exits_leaves_the_cluster_barrier() -> None:
     launch(kernel(body), grid=(2,), cluster=(2,))
 
 
+def test_a_thread_waits_for_the_cluster_before_it_arrives_again() -> None:
+    """Twice in one phase, it would stand for a thread that has not come."""
+    arrive, wait = "barrier.cluster.arrive.aligned;", "barrier.cluster.wait.aligned;"
+    launch(kernel("\n".join((arrive, wait, arrive, wait))), grid=(2,), cluster=(2,))
+    with pytest.raises(HardwareRefusal, match="has not waited"):
+        launch(kernel("\n".join((arrive, arrive, wait))), grid=(2,), cluster=(2,))
+
+
 ENDLESS = kernel("mov.u32 %r1, 0;\nL:\nadd.u32 %r1, %r1, 1;\nbra L;")
 
 
