@@ -38,6 +38,8 @@ LONG = Dense(heads=20, tokens=2, page=16, lens=(300, 20), sinks=True, amplitude=
 PAGED = replace(LONG, heads=70, tokens=1, page=64, lens=(700, 40))  # two row tiles, by TMA
 LISTS = Sparse(heads=12, tokens=2, cache=Entries("fp8_584", 32, 330, counts=(330, 7)),
                extra=Entries("fp4_288", 5, 40), rope=True, sinks=True, amplitude=4.0)  # fmt: skip
+FILLED = replace(LISTS, cache=Entries("fp8_584", 32, 900, counts=(900, 7)))
+HALVED = Sparse(heads=12, tokens=1, cache=Entries("fp8_656", 8, 650, spread=24), amplitude=4.0)
 PLAIN = Sparse(heads=12, tokens=2, cache=Entries("tensor", 16, 300), amplitude=4.0)
 # Row tiles that cross, in units one after the other.
 WIDE = Sparse(heads=70, tokens=3, cache=Entries("fp8_656", 8, 200, counts=(200, 0, 70)),
@@ -71,14 +73,18 @@ def _rows_of_latents() -> Results:
 LATENT: dict[str, Subject] = {
     "latent warps": _latent("sm_89", LONG, parts=2),
     "latent warps, records": _latent("sm_89", LISTS, parts=2),
-    "latent wgmma": _latent("sm_90a", PAGED, kernel="wgmma", cluster=1),
-    "latent wgmma, cluster": _latent("sm_90a", PAGED, kernel="wgmma", cluster=2, parts=2),
-    "latent wgmma, records": _latent("sm_90a", LISTS, kernel="wgmma", cluster=1),
-    "latent wgmma, records, cluster": _latent("sm_90a", LISTS, kernel="wgmma", cluster=2, parts=2),
-    "latent wgmma, listed bf16": _latent("sm_90a", PLAIN, kernel="wgmma", cluster=1),
+    # Five tiles of a CTA at least: buffers come round.
+    "latent wgmma": _latent("sm_90a", PAGED, kernel="wgmma", cluster=1, parts=1),
+    "latent wgmma, cluster": _latent("sm_90a", PAGED, kernel="wgmma", cluster=2, parts=1),
+    "latent wgmma, records": _latent("sm_90a", LISTS, kernel="wgmma", cluster=1, parts=1),
+    "latent wgmma, records, cluster": _latent(
+        "sm_90a", FILLED, sms=16, kernel="wgmma", cluster=2, parts=2
+    ),
+    "latent wgmma, listed bf16": _latent("sm_90a", PLAIN, kernel="wgmma", cluster=1, parts=1),
+    "latent wgmma, fp16": _latent("sm_90a", HALVED, kernel="wgmma", cluster=1, parts=1),
     "latent wgmma, crossing": _latent("sm_90a", WIDE, sms=2, kernel="wgmma"),
     "latent tcgen05": _latent("sm_100a", PAGED, cluster=2),
     "latent tcgen05, records": _latent("sm_100a", LISTS, cluster=2, parts=2),
-    "latent tcgen05, listed bf16": _latent("sm_100a", PLAIN, cluster=1),
+    "latent tcgen05, listed bf16": _latent("sm_100a", PLAIN, cluster=1, parts=1),
     "latent rows": Subject(_rows_of_latents),
 }
