@@ -36,6 +36,7 @@ def _latent(arch: str, case: Dense | Sparse, sms: int = 132, **options: Any) -> 
 
 LONG = Dense(heads=20, tokens=2, page=16, lens=(300, 20), sinks=True, amplitude=4.0)
 PAGED = replace(LONG, heads=70, tokens=1, page=64, lens=(700, 40))  # two row tiles, by TMA
+LONGER = replace(PAGED, lens=(1300, 40))  # ten tiles for each of two CTAs
 LISTS = Sparse(heads=12, tokens=2, cache=Entries("fp8_584", 32, 330, counts=(330, 7)),
                extra=Entries("fp4_288", 5, 40), rope=True, sinks=True, amplitude=4.0)  # fmt: skip
 FILLED = replace(LISTS, cache=Entries("fp8_584", 32, 900, counts=(900, 7)))
@@ -75,7 +76,7 @@ LATENT: dict[str, Subject] = {
     "latent warps, records": _latent("sm_89", LISTS, parts=2),
     # Five tiles of a CTA at least: buffers come round.
     "latent wgmma": _latent("sm_90a", PAGED, kernel="wgmma", cluster=1, parts=1),
-    "latent wgmma, cluster": _latent("sm_90a", PAGED, kernel="wgmma", cluster=2, parts=1),
+    "latent wgmma, cluster": _latent("sm_90a", LONGER, kernel="wgmma", cluster=2, parts=1),
     "latent wgmma, records": _latent("sm_90a", LISTS, kernel="wgmma", cluster=1, parts=1),
     "latent wgmma, records, cluster": _latent(
         "sm_90a", FILLED, sms=16, kernel="wgmma", cluster=2, parts=2

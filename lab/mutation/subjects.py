@@ -712,6 +712,13 @@ REASONS: tuple[Reason, ...] = (
     ),
     Reason(
         EDGE,
+        "a proxy fence of the same thread shows the inits to the async proxy; peers wait for the "
+        "cluster's barrier, which is behind it",
+        "init fence behind barrier",
+        subject="latent wgmma, cluster",
+    ),
+    Reason(
+        EDGE,
         "who meets behind it fences P before any product reads V: the first warpgroup for both",
         "proxy fence",
         subject="sm_90a 512",
@@ -747,7 +754,7 @@ REASONS: tuple[Reason, ...] = (
         "a whole round to be missing",
         "change init count -1",
         "mbarrier.init",
-        subject="index scores wgmma",
+        subject="wgmma",
     ),
     Reason(
         NOT_REACHED,
