@@ -14,7 +14,7 @@ from cutlass import Float32, Int32, Uint32
 
 from fmha.shared.args import Tables, Work
 from kernelkit.device.boxes import turn
-from kernelkit.device.words import float_of
+from kernelkit.device.words import float_of, larger
 from kernelkit.plan import hw
 
 
@@ -74,14 +74,6 @@ def largest_of(words: cute.Tensor) -> Uint32:
     for word in cutlass.range(1, cute.size(words), unroll_full=True):
         top = larger(top, words[word] & Uint32(MAGNITUDES))
     return cutlass.max(top >> 16, top & Uint32(0xFFFF))
-
-
-@cute.jit
-def larger(one: Uint32, other: Uint32) -> Uint32:
-    """Return the maximum in each half of a word."""
-    return cute.arch.inline_ptx(
-        "max.u16x2 {$w0}, {$r0}, {$r1};", write_only_types=[Uint32], read_only_args=[one, other]
-    )
 
 
 @cute.jit

@@ -141,9 +141,7 @@ def scale_rows(
             powers[column, tile] = cute.arch.shuffle_sync(inverse, offset=source)
         for step in cutlass.range_constexpr(plan.dims // 16):
             for half in cutlass.range_constexpr(2):
-                word = words[half, step, tile]
-                low, high = float_of(word << 16), float_of(word & Uint32(0xFFFF0000))
-                words[half, step, tile] = warp_mma.pack(low * factor, high * factor, "fp16")
+                words[half, step, tile] = warp_mma.scaled_fp16(words[half, step, tile], factor)
             if cutlass.const_expr(plan.queries_in_smem):
                 if team == step % plan.teams:
                     pair = (words[0, step, tile], words[1, step, tile])

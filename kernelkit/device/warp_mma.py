@@ -10,6 +10,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
+from kernelkit.device.words import two_of_bf16
+
 MMA_TYPES = {"bf16": "bf16", "fp16": "f16"}  # name of a dtype -> its name in PTX
 CHUNK_BYTES = 16  # what ldmatrix and cp.async move at a time
 
@@ -59,6 +61,13 @@ def pack(low: Float32, high: Float32, dtype: cutlass.Constexpr) -> Uint32:
         write_only_types=[Uint32],
         read_only_args=[low, high],
     )
+
+
+@cute.jit
+def scaled_fp16(word: Uint32, factor: Float32) -> Uint32:
+    """Two bf16 of a word times a factor, rounded to fp16."""
+    low, high = two_of_bf16(word)
+    return pack(low * factor, high * factor, "fp16")
 
 
 @cute.jit

@@ -74,6 +74,20 @@ def bits_of(value: Float32) -> Uint32:
 
 
 @cute.jit
+def larger(one: Uint32, other: Uint32) -> Uint32:
+    """The maximum in each half of a word, of unsigned 16 bits; sm_90 and later, no immediates."""
+    return cute.arch.inline_ptx(
+        "max.u16x2 {$w0}, {$r0}, {$r1};", write_only_types=[Uint32], read_only_args=[one, other]
+    )
+
+
+@cute.jit
+def two_of_bf16(word: Uint32) -> tuple[Float32, Float32]:
+    """Two bf16 of a word in fp32, the low one first."""
+    return float_of(word << 16), float_of(word & Uint32(0xFFFF0000))
+
+
+@cute.jit
 def fused(a: Float32, b: Float32, c: Float32) -> Float32:
     """a * b + c, rounded once, wherever it is compiled."""
     return cute.arch.inline_ptx(

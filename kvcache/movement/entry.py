@@ -9,7 +9,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint32
 
 from kernelkit.device.narrow import packed_elements
-from kernelkit.device.words import bits_of, float_of, vector_at
+from kernelkit.device.words import bits_of, float_of, two_of_bf16, vector_at
 from kvcache.layouts.latent import INLINE_SCALE_BYTES, NEIGHBOURS, ROPE, Latent
 from kvcache.movement.config import PIECE, Angles
 from kvcache.movement.device import EntryAddress, bf16_pair, store_bytes, store_word, zeros
@@ -209,8 +209,7 @@ def widened(words: cute.Tensor) -> cute.Tensor:
     """The bf16 elements of a fragment, two to a word, in fp32."""
     values = cute.make_rmem_tensor(2 * cute.size(words), Float32)
     for word in cutlass.range_constexpr(cute.size(words)):
-        values[2 * word] = float_of(words[word] << 16)
-        values[2 * word + 1] = float_of(words[word] & Uint32(0xFFFF0000))
+        values[2 * word], values[2 * word + 1] = two_of_bf16(words[word])
     return values
 
 

@@ -229,17 +229,16 @@ def _with_ways(config: LatentConfig, tile: Tile, load: Load, found: Split) -> La
     if load.batch_invariant:
         return config
     units, codes = load.entries * tile.count, [bool(s.form.code) for s in config.sources]
-    sharers, resident, crosses = 1, 0, False
-    if found.whole and units >= load.sms:
-        sharers = 2 if tile.count % 2 == 0 and (all(codes) or not tile.gathered) else 1
-        few = -(-load.keys // tile.keys) <= FEW_TILES
-        stays = tile.gathered and units > load.sms and (any(codes) or few)
-        crosses = tile.gathered and sharers == 2
-        resident = load.sms // sharers if stays else 0
-    tiles = -(-load.keys // (tile.keys * found.cluster * found.parts))
-    halves = has_codes_of_v(config) and not crosses and found.slices == 1
-    halves = halves and tiles >= TILES_OF_HALVES
-    return replace(config, sharers=sharers, ways=Ways(crosses, resident, halves))
+    alone = found.whole and units >= load.sms
+    pairs = alone and tile.count % 2 == 0 and (all(codes) or not tile.gathered)
+    sharers, crosses = 2 if pairs else 1, pairs and tile.gathered
+    tiles = -(-load.keys // (tile.keys * found.cluster * found.parts))  # of a CTA
+    worthwhile = any(codes) or tiles <= FEW_TILES
+    stays = alone and tile.gathered and units > load.sms and worthwhile
+    plain = not crosses and found.slices == 1
+    halves = plain and tiles >= TILES_OF_HALVES and has_codes_of_v(config)
+    ways = Ways(crosses, load.sms // sharers if stays else 0, halves)
+    return replace(config, sharers=sharers, ways=ways)
 
 
 def kernel_of(name: str, arch: str) -> str:

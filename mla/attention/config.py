@@ -42,15 +42,14 @@ class Keys:
 
 @dataclass(frozen=True)
 class Ways:
-    """Ways of the Hopper kernel to the same results, rounded otherwise. `choose.py` knows what was
-    fastest.
+    """Ways of the Hopper kernel to the same results. `choose.py` knows what was fastest.
 
     crosses: each of two CTAs with the same keys gathers half of a tile, converts it, and copies it
         to the other one (cp.async.bulk); else each gathers all. For codes; needs 2 sharers.
     resident: clusters that stay, and take one unit after the other: query entries and row tiles. 0
         for a cluster per unit. Needs cluster 1 and no parts.
     halves: codes become fp16, not bf16, see `sm90/halves.py`. Each source has codes for all columns
-        of V. Needs slices 1; CTAs do not cross. Bits of O differ.
+        of V. Needs slices 1; CTAs do not cross. This way alone changes bits.
     """
 
     crosses: bool = False

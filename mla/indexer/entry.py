@@ -11,7 +11,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint32
 
 from kernelkit.device.narrow import packed_elements
-from kernelkit.device.words import float_of, fused
+from kernelkit.device.words import fused, two_of_bf16
 from kvcache.layouts.latent import ROPE
 from kvcache.movement.config import Angles
 from kvcache.movement.device import EntryAddress, bf16_pair, store_bytes, store_word
@@ -138,8 +138,7 @@ def quantised_row(
         return words, Uint32(0)
     values = cute.make_rmem_tensor(PIECE, Float32)
     for pair in cutlass.range_constexpr(PAIRS):
-        values[2 * pair] = float_of(words[pair] << 16)
-        values[2 * pair + 1] = float_of(words[pair] & Uint32(0xFFFF0000))
+        values[2 * pair], values[2 * pair + 1] = two_of_bf16(words[pair])
     code = scale_code(values, form.group_lanes, RULES[form.element])
     return packed_elements(values, inverse_of(code), form.element, arch), code
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Uint32
+from cutlass import Float32, Int32
 
 from kernelkit.device.online_softmax import finite
 from kernelkit.device.shared_words import load_below
-from kernelkit.device.words import bits_of, float_of
+from kernelkit.device.words import bits_of, two_of_bf16
 from kernelkit.plan import hw
 from mla.attention.shared.mail import MailPlan
 
@@ -153,7 +153,7 @@ def received(
             own = own + found[rank][2]
         total += weight * own
         for word in cutlass.range_constexpr(4):
-            bits = bits_of(rows[rank][word])
-            acc[2 * word] += weight * float_of(bits << 16)
-            acc[2 * word + 1] += weight * float_of(bits & Uint32(0xFFFF0000))
+            low, high = two_of_bf16(bits_of(rows[rank][word]))
+            acc[2 * word] += weight * low
+            acc[2 * word + 1] += weight * high
     return acc, top, total

@@ -7,10 +7,11 @@ one begin with another unit; so do lanes of odd rows that move a panel in bf16 a
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Uint32
+from cutlass import Int32, Int64, Uint32
 
 from kernelkit.device.shared_words import store
 from kernelkit.device.warp_mma import copy_chunk
@@ -154,8 +155,9 @@ def store_chunk(
     form = intake.form
     words = tuple(held.half[k, number, turn % intake.depth] for k in range(4))
     if cutlass.const_expr(form.code == "e2m1"):
-        scales = entries.scales[0, turn] >> Uint32(16 * number)
-        store_e2m1(words, scales, target, offset_of(intake, 2 * number, turn))
+        codes = entries.scales[0, turn] >> Uint32(16 * number)
+        scales = from_e4m3(codes & 0xFF), from_e4m3((codes >> 8) & 0xFF)
+        store_e2m1(words, scales, target, offset_of(intake, 2 * number, turn), scaled_e2m1)
     else:
         if is_coded(form, number, half):
             scale, offset = scale_of(form, entries, turn, number), offset_of(intake, number, turn)
@@ -190,8 +192,18 @@ def store_e4m3(
     target: Target,
     offset: cutlass.Constexpr,
 ) -> None:
-    """Store a chunk of 16 columns: two units, `offset` behind those of the target."""
-    eight = scaled_e4m3(words, scale)
+    """Convert and store a chunk of 16 columns, `offset` behind the units of the target."""
+    store_pair(to_both, scaled_e4m3(words, scale), target, offset)
+
+
+@cute.jit
+def store_pair(
+    to_both: cutlass.Constexpr,
+    eight: tuple[Uint32, ...],
+    target: Target,
+    offset: cutlass.Constexpr,
+) -> None:
+    """Store 16 columns: two units, `offset` behind those of the target."""
     for k in cutlass.range_constexpr(2):
         put(to_both, target, target.units[k] + offset, eight[4 * k : 4 * k + 4])
 
@@ -199,17 +211,23 @@ def store_e4m3(
 @cute.jit
 def store_e2m1(
     words: tuple[Uint32, ...],
-    scales: Uint32,
+    scales: tuple[Any, Any],
     target: Target,
     offset: cutlass.Constexpr,
+    converted: cutlass.Constexpr,
 ) -> None:
-    """Store a chunk of 32 columns: four units of half a panel."""
+    """Convert and store a chunk of 32 columns: four units of half a panel.
+
+    Args:
+        scales: of the first and of the last 16 columns, as `converted` takes them.
+        converted: function that returns eight columns of a word of codes as four words.
+    """
     second = cute.arch.lane_idx() % LANES // 2 == 1
-    low, high = from_e4m3(scales & 0xFF), from_e4m3((scales >> 8) & 0xFF)
+    low, high = scales
     early, late = (high, low) if second else (low, high)
     for k in cutlass.range_constexpr(4):
         word = words[k ^ 2] if second else words[k]
-        four = scaled_e2m1(word, late if cutlass.const_expr(k >= 2) else early)
+        four = converted(word, late if cutlass.const_expr(k >= 2) else early)
         store(target.units[k] + offset, Uint32, four)
 
 
@@ -225,17 +243,21 @@ def has_rest(intake: cutlass.Constexpr, buffer: Int32, half: Int32) -> cutlass.B
 
 
 @cute.jit
+def codes_beside(source: Source, place: Uint32) -> Int64:
+    """Return the address of the lane's chunk of an entry's codes in that panel."""
+    return data_of(source, place) + LATENT + cute.arch.lane_idx() % LANES * CHUNK
+
+
+@cute.jit
 def fetch_rest(intake: cutlass.Constexpr, source: Source, entries: Entries, held: Held) -> None:
     """Load the lane's chunks of that panel."""
-    lane = cute.arch.lane_idx() % LANES
     for turn in cutlass.range_constexpr(intake.spread.turns):
         place = entries.places[turn]
         for part in cutlass.range_constexpr(2 if intake.rest == "wide" else 1):
-            begin = data_of(source, place)
             if cutlass.const_expr(intake.rest == "coded"):
-                begin = begin + LATENT + lane * CHUNK
+                begin = codes_beside(source, place)
             else:
-                begin = begin + intake.form.wide_at + wide_at(part)
+                begin = data_of(source, place) + intake.form.wide_at + wide_at(part)
             four = four_words_if(place != NOWHERE, begin)
             for k in cutlass.range_constexpr(4):
                 held.rest[k, part, turn] = four[k]

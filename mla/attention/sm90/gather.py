@@ -20,7 +20,7 @@ from cutlass import Int32, Uint32
 
 from kernelkit.device.pipelines import Ring
 from kernelkit.plan import hw
-from mla.attention.shared.entries import entry_of_turn, request, scale_words, source_of
+from mla.attention.shared.entries import entry_of_turn, request, source_of
 from mla.attention.shared.intake import HALF, LINE_BYTES, PANEL_BYTES, PANELS
 from mla.attention.shared.units import (
     Held,
@@ -241,7 +241,7 @@ class Gather:
         moved = replace(target, units=tuple(unit + distance for unit in target.units))
         for chunk in cutlass.range_constexpr(intake.chunks):
             if cutlass.const_expr(intake.halves):
-                store_halves(intake, held, now, moved.units, chunk, odd)
+                store_halves(intake, held, now, moved, chunk, odd)
             else:
                 store_chunk(intake, held, now, moved, (0, chunk), half)
             move_up(intake, held, chunk)
@@ -249,7 +249,7 @@ class Gather:
         if cutlass.const_expr(intake.rest_in_turns):
             if has_rest(intake, buffer, half):
                 line = self.line_of(intake, scope, buffer)
-                halves.store_rest(intake, held, line + distance)
+                halves.store_rest(intake, held, target, line + distance)
             which = buffer if turn + 1 < intake.spread.turns else 1 - buffer
             wanted = has_rest(intake, which, half)
             halves.fetch_rest(source, later.places[0], wanted, held)
@@ -265,7 +265,7 @@ class Gather:
             for turn in cutlass.range_constexpr(intake.spread.turns):
                 exponent = Uint32(halves.BIAS)
                 if cutlass.const_expr(intake.has_unit):
-                    exponent = entries.scales[scale_words(intake) - 1, turn]
+                    exponent = halves.exponent_of(intake, entries, turn)
                 place = address + turn * (intake.spread.at_once * UNIT_BYTES)
                 halves.store_unit(place, exponent)
 

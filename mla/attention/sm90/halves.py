@@ -7,18 +7,28 @@ its unit, a power of two, which makes its largest column less than 2^16. What un
 into the weights of V, as `math.py` says. Columns in bf16 stay so: they are none of V.
 """
 
+from dataclasses import replace
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32
 
 from kernelkit.device.shared_words import store
-from kernelkit.device.warp_mma import pack, pick
-from kernelkit.device.words import float_of, four_words_if
-from mla.attention.formats import LATENT
+from kernelkit.device.warp_mma import pack, permute, pick, scaled_fp16, widen
+from kernelkit.device.words import bits_of, float_of, four_words_if, larger
 from mla.attention.kernel_arguments import Source
-from mla.attention.shared.entries import NOWHERE, Entries, data_of, scale_words
-from mla.attention.shared.intake import CHUNK, PANEL
-from mla.attention.shared.units import LANES, Held, offset_of, units_at
+from mla.attention.shared.entries import NOWHERE, Entries, scale_words
+from mla.attention.shared.intake import PANEL
+from mla.attention.shared.units import (
+    LANES,
+    Held,
+    Target,
+    codes_beside,
+    offset_of,
+    store_e2m1,
+    store_pair,
+    units_at,
+)
 
 BIAS, MANTISSA = 127, 23  # of fp32
 TOP_SCALE = 6  # exponent of the largest scale of an entry, in its unit
@@ -35,16 +45,6 @@ E2M1_HIGH = 0x3E3C3800, 0x46444240  # high bytes of 0, 0.5, 1, 1.5, 2, 3, 4, 6 i
 def power(exponent: Int32) -> Float32:
     """Return 2^exponent, which has to be a normal fp32."""
     return float_of(Uint32((exponent + BIAS) << MANTISSA))
-
-
-@cute.jit
-def larger(one: Uint32, other: Uint32) -> Uint32:
-    """Return the larger of two unsigned numbers of 16 bits, twice. `max` accepts no immediate."""
-    return cute.arch.inline_ptx(
-        "{ .reg .b32 t, u; mov.b32 t, {$r0}; mov.b32 u, {$r1}; max.u16x2 {$w0}, t, u; }",
-        write_only_types=[Uint32],
-        read_only_args=[one, other],
-    )
 
 
 @cute.jit
@@ -117,6 +117,18 @@ def inverse_of(exponent: Uint32) -> Float32:
 
 
 @cute.jit
+def inverse_of_unit(unit: Float32) -> Float32:
+    """Return 1 / unit from the unit itself."""
+    return float_of(Uint32(2 * BIAS << MANTISSA) - bits_of(unit))
+
+
+@cute.jit
+def exponent_of(intake: cutlass.Constexpr, entries: Entries, turn: cutlass.Constexpr) -> Uint32:
+    """Return the exponent field of the unit of an entry."""
+    return entries.scales[scale_words(intake) - 1, turn]
+
+
+@cute.jit
 def scale_of(intake: cutlass.Constexpr, entries: Entries, panel: cutlass.Constexpr) -> Float32:
     """Return the scale in fp32 of the lane's chunk of a panel of a half."""
     return float_of(entries.scales[panel * PANEL // intake.form.group, 0])
@@ -125,7 +137,7 @@ def scale_of(intake: cutlass.Constexpr, entries: Entries, panel: cutlass.Constex
 @cute.jit
 def ratio_of(intake: cutlass.Constexpr, entries: Entries, panel: cutlass.Constexpr) -> Uint32:
     """Return twice the scale of the lane's chunk of a panel of a half, in units, in fp16."""
-    exponent = entries.scales[scale_words(intake) - 1, 0]
+    exponent = exponent_of(intake, entries, 0)
     if cutlass.const_expr(intake.form.scale == "fp32"):
         ratio = scale_of(intake, entries, panel) * inverse_of(exponent)
     else:
@@ -144,13 +156,7 @@ def halved_e4m3(words: tuple[Uint32, ...], ratio: Uint32 | None) -> tuple[Uint32
     """Sixteen e4m3 of four words as eight words of fp16, times two of a ratio if there is one."""
     found: list[Uint32] = []
     for word in words:
-        pairs = cute.arch.inline_ptx(
-            "{ .reg .b16 low, high; mov.b32 {low, high}, {$r0}; "
-            "cvt.rn.f16x2.e4m3x2 {$w0}, low; cvt.rn.f16x2.e4m3x2 {$w1}, high; }",
-            write_only_types=[Uint32] * 2,
-            read_only_args=[word],
-        )
-        for pair in pairs:
+        for pair in widen(word, "fp16"):
             found.append(pair if cutlass.const_expr(ratio is None) else product(pair, ratio))
     return tuple(found)
 
@@ -179,7 +185,7 @@ def rounded_e4m3(words: tuple[Uint32, ...], scale: Float32, inverse: Float32) ->
             write_only_types=[Uint32],
             read_only_args=[pair, scale],
         )
-        found += halved_pairs((rounded,), inverse)
+        found.append(scaled_fp16(rounded, inverse))
     return tuple(found)
 
 
@@ -213,27 +219,6 @@ def four_e2m1(codes: Uint32) -> tuple[Uint32, Uint32]:
 
 
 @cute.jit
-def scale_of_e4m3(code: Uint32) -> Uint32:
-    """Return twice an e4m3 in the lowest byte as fp16."""
-    return cute.arch.inline_ptx(
-        "{ .reg .b16 two; .reg .b32 t; prmt.b32 t, {$r0}, 0, 0x4400; cvt.u16.u32 two, t; "
-        "cvt.rn.f16x2.e4m3x2 {$w0}, two; }",
-        write_only_types=[Uint32],
-        read_only_args=[code],
-    )
-
-
-@cute.jit
-def halved_pairs(words: tuple[Uint32, ...], factor: Float32) -> tuple[Uint32, ...]:
-    """Words of two bf16 times a factor as words of two fp16."""
-    found: list[Uint32] = []
-    for word in words:
-        low, high = float_of(word << 16), float_of(word & Uint32(0xFFFF0000))
-        found.append(pack(low * factor, high * factor, "fp16"))
-    return tuple(found)
-
-
-@cute.jit
 def product(pair: Uint32, other: Uint32) -> Uint32:
     """Products of two fp16 and two others."""
     return cute.arch.inline_ptx(
@@ -251,7 +236,7 @@ def store_halves(
     intake: cutlass.Constexpr,
     held: Held,
     entries: Entries,
-    units: tuple[Int32, ...],
+    target: Target,
     number: cutlass.Constexpr,
     odd: cutlass.Constexpr,
 ) -> None:
@@ -261,57 +246,31 @@ def store_halves(
     """
     words = tuple(held.half[k, number, 0] for k in range(4))
     if cutlass.const_expr(intake.form.code == "e2m1"):
-        scales = entries.scales[0, 0] >> Uint32(16 * number)
-        store_e2m1(words, scales, units, offset_of(intake, 2 * number, 0))
+        # Twice either of the two scales, in fp16.
+        scales = widen(permute(entries.scales[0, 0] >> Uint32(16 * number), 0x1100), "fp16")
+        store_e2m1(words, scales, target, offset_of(intake, 2 * number, 0), halved_e2m1)
     else:
         if cutlass.const_expr(not intake.has_unit):
             eight = halved_e4m3(words, None)
         elif cutlass.const_expr(odd):
-            scale, exponent = scale_of(intake, entries, number), entries.scales[2, 0]
-            eight = rounded_e4m3(words, scale, inverse_of(exponent))
+            inverse = inverse_of(exponent_of(intake, entries, 0))
+            eight = rounded_e4m3(words, scale_of(intake, entries, number), inverse)
         else:
             eight = halved_e4m3(words, ratio_of(intake, entries, number))
-        store_pair(eight, units, offset_of(intake, number, 0))
-
-
-@cute.jit
-def store_pair(
-    eight: tuple[Uint32, ...], units: tuple[Int32, ...], offset: cutlass.Constexpr
-) -> None:
-    """Store 16 columns: two units, at some distance from those of the first panel."""
-    for k in cutlass.range_constexpr(2):
-        store(units[k] + offset, Uint32, eight[4 * k : 4 * k + 4])
-
-
-@cute.jit
-def store_e2m1(
-    words: tuple[Uint32, ...],
-    scales: Uint32,
-    units: tuple[Int32, ...],
-    offset: cutlass.Constexpr,
-) -> None:
-    """Store a chunk of 32 columns: four units of half a panel."""
-    second = cute.arch.lane_idx() % LANES // 2 == 1
-    low, high = scale_of_e4m3(scales & 0xFF), scale_of_e4m3((scales >> 8) & 0xFF)
-    early, late = (high, low) if second else (low, high)
-    for k in cutlass.range_constexpr(4):
-        word = words[k ^ 2] if second else words[k]
-        four = halved_e2m1(word, late if cutlass.const_expr(k >= 2) else early)
-        store(units[k] + offset, Uint32, four)
+        store_pair(False, eight, target, offset_of(intake, number, 0))
 
 
 @cute.jit
 def fetch_rest(source: Source, place: Uint32, wanted: Boolean, held: Held) -> None:
     """Load the lane's chunk of an entry's panel beside the halves, if it is wanted and there."""
-    address = data_of(source, place) + LATENT + cute.arch.lane_idx() % LANES * CHUNK
-    four = four_words_if(wanted and place != NOWHERE, address)
+    four = four_words_if(wanted and place != NOWHERE, codes_beside(source, place))
     for k in cutlass.range_constexpr(4):
         held.rest[k, 0, 0] = four[k]
 
 
 @cute.jit
-def store_rest(intake: cutlass.Constexpr, held: Held, line: Int32) -> None:
+def store_rest(intake: cutlass.Constexpr, held: Held, target: Target, line: Int32) -> None:
     """Convert and store that chunk. line: address of the row in panel 0."""
     words = tuple(held.rest[k, 0, 0] for k in range(4))
-    offset = offset_of(intake, intake.rest_panel, 0)
-    store_pair(halved_e4m3(words, None), units_at(line, "e4m3"), offset)
+    there = replace(target, units=units_at(line, "e4m3"))
+    store_pair(False, halved_e4m3(words, None), there, offset_of(intake, intake.rest_panel, 0))

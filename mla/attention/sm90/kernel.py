@@ -1,8 +1,8 @@
 """Attention to latent keys on Hopper: host entry, prologue, dispatch of the warps.
 
 Read `plan.py` first (roles, buffers, barriers), then this file, `walk.py`, `load.py` or `gather.py`
-with `entries.py`, `math.py`, and `finish.py`; the work of a CTA, the conversion of entries and the
-exchange of a cluster are in `../shared/`.
+with `entries.py`, `math.py`, and `finish.py`; `halves.py` and `query.py` are for tiles in fp16. The
+work of a CTA, the conversion of entries and the exchange of a cluster are in `../shared/`.
 """
 
 import cutlass

@@ -23,7 +23,6 @@ from kernelkit.device.online_softmax import finite
 from kernelkit.device.pipelines import Ring
 from kernelkit.device.shared_words import load
 from kernelkit.device.warp_mma import pack
-from kernelkit.device.words import bits_of, float_of
 from kernelkit.plan import hw
 from mla.attention.shared.collect import key_scale
 from mla.attention.shared.intake import PANEL, PANELS
@@ -37,6 +36,7 @@ from mla.attention.sm90.finish import (
     sums_of_both,
     sums_of_team,
 )
+from mla.attention.sm90.halves import inverse_of_unit
 from mla.attention.sm90.load import load_q
 from mla.attention.sm90.plan import BUFFERS, KEYS, TEAMS, UNIT_BYTES, Plan90
 from mla.attention.sm90.products import (
@@ -343,7 +343,7 @@ class Math:
             inverses = (Float32(1.0), Float32(1.0))
             if cutlass.const_expr(self.plan.has_units):
                 first, _, second, _ = self.units_of(scope, lane, quad)
-                inverses = (inverse(first), inverse(second))
+                inverses = (inverse_of_unit(first), inverse_of_unit(second))
             for half in cutlass.range_constexpr(2):
                 for k in cutlass.range_constexpr(2):
                     element = quad + 2 * half + k
@@ -458,9 +458,3 @@ def largest(scores: cute.Tensor, half: cutlass.Constexpr) -> Float32:
     for step in cutlass.range_constexpr(2):
         top = cute.arch.fmax(top, cute.arch.shuffle_sync_bfly(top, offset=1 << step))
     return top
-
-
-@cute.jit
-def inverse(unit: Float32) -> Float32:
-    """Return 1 / unit of a power of two whose inverse is a normal fp32."""
-    return float_of(Uint32(0x7F000000) - bits_of(unit))

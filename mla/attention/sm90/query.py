@@ -9,12 +9,12 @@ from cutlass import Float32, Int32, Uint32
 
 from kernelkit.device.barriers import meet
 from kernelkit.device.shared_words import load, store
+from kernelkit.device.warp_mma import scaled_fp16
+from kernelkit.device.words import larger
 from mla.attention.shared.intake import CHUNK, LINE_BYTES, PANEL_BYTES
 from mla.attention.sm90.args import Lane, Scope
 from mla.attention.sm90.halves import (
     BIAS,
-    halved_pairs,
-    larger,
     largest_of_lanes,
     largest_pair,
     power,
@@ -46,7 +46,8 @@ def halve_rows(plan: Plan90, scope: Scope) -> None:
     for panel in cutlass.range(plan.half_panels, unroll=1):
         for number in cutlass.range_constexpr(UNITS):
             address = unit_of(line, panel, number, row, lane)
-            store(address, Uint32, halved_pairs(load(address, Uint32, 4), inverse))
+            four = tuple(scaled_fp16(word, inverse) for word in load(address, Uint32, 4))
+            store(address, Uint32, four)
     if lane == 0:
         factor = power(exponent - TOP - BIAS)
         store(scope.buffers.factors + 4 * row, Float32, (factor,))
