@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-
-from matplotlib.axes import Axes
+from typing import TYPE_CHECKING
 
 from lab.report.documents import Document, Row
 from lab.tools import style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 OURS, PEER = "mla", "flashmla"
 BAR, GAP = 0.22, 0.12  # inches
