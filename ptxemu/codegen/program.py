@@ -227,13 +227,19 @@ class Program:
     # -- registers --------------------------------------------------------------------------
 
     def _arrays(self) -> dict[int, str]:
-        """Slots of registers that are always arrays, with numpy's types; without those whose arrays
-        may be filled later."""
+        """Slots of registers that are always arrays and go from block to block, with numpy's types.
+
+        Registers whose arrays may be filled later are not among them.
+        """
         pending = frozenset[str]().union(*self.pending) if self.late else frozenset[str]()
+        crossing = set[str]().union(*(b.live_in for b in self.blocks))
+        crossing.update(*(b.live_out for b in self.blocks))
         return {
             slot: DTYPE[type_]
             for name in self.entry.registers
-            if self.registers.always_varying(name) and self.registers.root(name) not in pending
+            if name in crossing
+            and self.registers.always_varying(name)
+            and self.registers.root(name) not in pending
             for slot, type_ in self.registers.slots(name)
         }
 

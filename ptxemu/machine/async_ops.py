@@ -78,8 +78,12 @@ class AsyncUnits:
     open: list[WorkQueue] = field(default_factory=list)  # with outstanding work, oldest first
     acting: Work | None = None  # whose step runs now
 
+    def at_once(self, queue: WorkQueue | None) -> bool:
+        """Whether work that is issued to the queue now runs now."""
+        return self.eager and not (queue and queue.works)
+
     def issue(self, work: Work, queue: WorkQueue | None = None) -> Work:
-        if self.eager and not (queue and queue.works):
+        if self.at_once(queue):
             while work.steps:
                 self._advance(work)
             self.note()

@@ -50,3 +50,83 @@ def scaled_operand(address: int) -> int:
                 else:
                     p_u32(out)[8 * place + k] = p_u32(frame[TABLE])[entry]
     return 0
+
+
+# Operands of an MMA without scale factors, widened to float32, as `machine.quick_mma` wants them.
+#
+# Elements have 8 or 16 bits. A frame describes both operands one after the other, and a line is
+# what descriptors call one: a row of a K-major operand, a k of an MN-major one.
+
+# Where float32 goes, and how many of them lie between neighbouring elements of a line and between
+# lines; memory, and which of its 8-byte words the operand is; lines, words of a line.
+TO, ELEMENT_STEP, LINE_STEP, FROM, PLACES, LINES, LINE_WORDS = range(7)
+VALUES = 7  # float32 of each code, or 0: 16 bits of bfloat16
+BITS = 8  # of a code
+COLUMNS = 9  # instead of words and lines: columns of tensor memory, of which each lane is a row
+OPERAND = 10  # words of a frame for each operand
+
+
+@routine
+def widened_operands(address: int, count: int) -> int:
+    """Write float32 for so many operands."""
+    for number in range(count):
+        place = address + 8 * OPERAND * number
+        if p_i64(place)[COLUMNS] != 0:
+            _from_tensor_memory(place)
+        elif p_i64(place)[BITS] == 8:
+            _from_bytes(place)
+        else:
+            _from_halves(place)
+    return 0
+
+
+@routine
+def _from_bytes(address: int) -> int:
+    frame = p_i64(address)
+    index, out, values, memory = p_i64(frame[PLACES]), frame[TO], frame[VALUES], frame[FROM]
+    step, lines, words = frame[ELEMENT_STEP], frame[LINE_STEP], frame[LINE_WORDS]
+    for line in range(frame[LINES]):
+        for word in range(words):
+            value = p_i64(memory)[index[line * words + word]]
+            first = line * lines + 8 * word * step
+            for k in range(8):
+                code = (value >> (8 * k)) & 255
+                p_u32(out)[first + k * step] = p_u32(values)[code]
+    return 0
+
+
+@routine
+def _from_halves(address: int) -> int:
+    frame = p_i64(address)
+    index, out, values, memory = p_i64(frame[PLACES]), frame[TO], frame[VALUES], frame[FROM]
+    step, lines, words = frame[ELEMENT_STEP], frame[LINE_STEP], frame[LINE_WORDS]
+    for line in range(frame[LINES]):
+        for word in range(words):
+            value = p_i64(memory)[index[line * words + word]]
+            first = line * lines + 4 * word * step
+            for k in range(4):
+                code = (value >> (16 * k)) & 65535
+                if values == 0:
+                    p_u32(out)[first + k * step] = code << 16
+                else:
+                    p_u32(out)[first + k * step] = p_u32(values)[code]
+    return 0
+
+
+@routine
+def _from_tensor_memory(address: int) -> int:
+    frame = p_i64(address)
+    out, values, memory = frame[TO], frame[VALUES], frame[FROM]
+    step, bits = frame[ELEMENT_STEP], frame[BITS]
+    for column in range(frame[COLUMNS]):
+        for k in range(32 // bits):
+            first = (column * (32 // bits) + k) * step
+            for lane in range(_LANES):
+                code = p_u32(memory)[column * _LANES + lane] >> (bits * k)
+                if bits == 8:
+                    p_u32(out)[first + lane] = p_u32(values)[code & 255]
+                elif values == 0:
+                    p_u32(out)[first + lane] = code << 16
+                else:
+                    p_u32(out)[first + lane] = p_u32(values)[code & 65535]
+    return 0

@@ -17,6 +17,7 @@ from ptxemu.machine.access import AsyncView
 from ptxemu.machine.async_ops import Work, WorkQueue
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.mma import Mma, execute, require_sparse
+from ptxemu.machine.quick_mma import Plan, plan
 from ptxemu.machine.scale_factors import Scales
 from ptxemu.machine.state import OFFSET_MASK, Cta, Warp
 from ptxemu.machine.tensor_core import Launch, require_free_order, sums_of
@@ -188,12 +189,17 @@ def issue_mma(
 
 
 class Issue(NamedTuple):
-    """Data of an MMA that is known before it is issued. `flops` counts those of all CTAs."""
+    """Data of an MMA that is known before it is issued.
+
+    flops: those of all CTAs.
+    plan: how machine code computes it, if it does.
+    """
 
     what: Mma
     form: Form
     flops: int
     label: str
+    plan: Plan | None
 
 
 @lru_cache(maxsize=4096)
@@ -226,24 +232,30 @@ def _described(fields: tuple[Any, ...], values: tuple[Any, ...], words: tuple[in
     require_sparse(what)
     name = f"mma{'.ws' * form.stationary}{'.sp' * form.sparse} {form.kind}"
     label = f"{name} {instr.m}x{instr.n}x{instr.k} to column {d & 0xFFFF}"
-    return Issue(what, form, 2 * instr.m * instr.n * instr.a_k, label)
+    flops = 2 * instr.m * instr.n * instr.a_k
+    return Issue(what, form, flops, label, plan(what, form.group))
 
 
 def _issue_one(w: Warp, issue: Issue) -> None:
-    what, form, flops, label = issue
+    what, form, flops, label, quick = issue
     ctas, queue = pipe(w, form.group)
     sums = _sums(w.machine, form, what.instr)
 
-    def run(work: Work) -> None:
+    def run(work: Work | None) -> None:
         for cta in ctas:
             cta.reached_by(w.cta)
         for each in w.listeners:
             each.multiply(work, ctas, what)
         seen = [AsyncView(cta) if cta.any_unfenced else cta for cta in ctas]
-        execute(seen, what, sums)
+        if sums is not None or quick is None or not quick.run(seen):
+            execute(seen, what, sums)
 
     w.machine.counts["mma"] += 1
     w.machine.counts["mma.flops"] += flops
+    if not w.listeners and w.machine.units.at_once(queue):
+        run(None)
+        w.machine.note_progress()
+        return
     work = Work("tensor core", label, run, size=flops // form.group, stream="tensor core")
     w.machine.issue(w, work, queue)
 
