@@ -134,17 +134,19 @@ def _align(offset: int, align: int) -> int:
     return -(-offset // align) * align
 
 
+def _never(*_: Any) -> int:
+    raise AssertionError("a block that does not go on at once")
+
+
 class _OpcodeTable(NamedTuple):
     """Counts of opcodes by block.
 
-    names: names of opcodes.
+    names: names of opcodes, in the order of blocks.
     times: number of each opcode in one execution of a block, [block, name].
-    by_block: opcodes of each block.
     """
 
     names: tuple[str, ...]
     times: np.ndarray
-    by_block: list[tuple[str, ...]]
 
 
 class Prober(Protocol):
@@ -194,6 +196,7 @@ class Program:
         self.lengths = [len(block.steps) for block in self.blocks]
         self.fast: list[Callable[..., Any]] = [self._stub(block.index) for block in self.blocks]
         self.versions: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self._skirts: dict[int, tuple[int, Callable[..., Any]]] = {}
         # the same in the form of `codegen.tainted`, and the flows of the instructions in them
         self._tainted: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self.flows: dict[int, Flow] = {}
@@ -273,6 +276,13 @@ class Program:
                 function = tainted.switching(self, key, function)
             self.versions[key] = function
         return self.versions[key]
+
+    def skirt(self, index: int) -> tuple[int, Callable[..., Any]]:
+        """Return where a block always goes on, at once, or -1; and the block for some lanes."""
+        if index not in self._skirts:
+            join = self.blocks[index].join
+            self._skirts[index] = join, self.version(index, 2, frozenset()) if join >= 0 else _never
+        return self._skirts[index]
 
     def tainted(self, key: tuple[Any, ...]) -> Callable[..., Any]:
         """The version that follows undefined data."""
@@ -448,16 +458,18 @@ class Program:
             self._opcodes[index] = Counter(s.instr.opcode for s in self.blocks[index].steps)
         return self._opcodes[index]
 
-    def opcodes_of(self, counts: np.ndarray) -> Counter[str]:
-        """Count the opcodes in `counts` executions of each block, in the order of blocks."""
+    def opcodes_of(self, counts: np.ndarray) -> list[Counter[str]]:
+        """Count the opcodes in `counts` executions of each block, [warp, block], for each warp."""
         table = self._opcode_table
-        total = dict(zip(table.names, (counts @ table.times).tolist(), strict=True))
-        executed = [table.by_block[block] for block in np.flatnonzero(counts).tolist()]
-        return Counter({name: total[name] for name in dict.fromkeys(chain.from_iterable(executed))})
+        totals = (counts.astype(np.float64) @ table.times).astype(np.int64)  # exact to 2**53
+        return [
+            Counter({table.names[at]: row[at] for at, count in enumerate(row) if count})
+            for row in totals.tolist()
+        ]
 
     @cached_property
     def _opcode_table(self) -> _OpcodeTable:
         counts = [self.opcode_counts(block.index) for block in self.blocks]
         names = tuple(dict.fromkeys(chain.from_iterable(counts)))
-        times = np.array([[count[name] for name in names] for count in counts], np.int64)
-        return _OpcodeTable(names, times, [tuple(count) for count in counts])
+        times = np.array([[count[name] for name in names] for count in counts], np.float64)
+        return _OpcodeTable(names, times)

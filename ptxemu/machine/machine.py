@@ -244,7 +244,7 @@ class Machine:
             self._block_counts[warp.index] = counts if known is None else known + counts
             warp.R = []
             if self.program.frame is not None:
-                self.program.frame.free_file(warp.file_bytes)
+                self.program.frame.free_file(warp.file_bytes, warp.file)
         self.scheduler.warp_exited(warp)
 
     def counted(self) -> tuple[Counter[str], Counter[str], dict[int, np.ndarray]]:
@@ -262,5 +262,7 @@ class Machine:
 
     def _opcode_counts(self) -> dict[int, Counter[str]]:
         """Count the executed opcodes by index of the warp in its CTA."""
-        counts = sorted(self._block_counts.items())
-        return {index: self.program.opcodes_of(times) for index, times in counts}
+        if not self._block_counts:
+            return {}
+        warps, counts = zip(*sorted(self._block_counts.items()), strict=True)
+        return dict(zip(warps, self.program.opcodes_of(np.stack(counts)), strict=True))

@@ -32,14 +32,6 @@ class Signal:
         self.kind, self.agent, self.site = kind, agent, site
         self.times = self.amount = self.phase = self.now_times = self.now_amount = 0
 
-    def add(self, amount: int, phase: int, times: int = 1) -> None:
-        if self.phase != phase:
-            self.phase, self.now_times, self.now_amount = phase, 0, 0
-        self.times += times
-        self.amount += amount
-        self.now_times += times
-        self.now_amount += amount
-
 
 class MBarrier:
     """State of one mbarrier.
@@ -80,11 +72,17 @@ class MBarrier:
         work = self.units.acting if self.units is not None else None
         if work is not None and work.warp:
             agent, site = work.warp, work.site
-        key = kind, agent, site
+        key, phase = (kind, agent, site), self.phase
         signal = self.signals.get(key)
         if signal is None:
             signal = self.signals[key] = Signal(kind, agent, site)
-        signal.add(amount, self.phase, times)
+        if signal.phase != phase:
+            signal.phase, signal.now_times, signal.now_amount = phase, times, amount
+        else:
+            signal.now_times += times
+            signal.now_amount += amount
+        signal.times += times
+        signal.amount += amount
 
     def done(self, parity: int) -> bool:
         """try_wait.parity / test_wait.parity: whether the phase with this parity has completed."""
@@ -93,16 +91,21 @@ class MBarrier:
     def arrive(self, count: int = 1, *, drop: bool = False, by: str = "", site: int = -1) -> int:
         """Count arrivals; returns the opaque state of the manual: the phase they belong to, and in
         the upper half what was pending before. site: the instruction, if `by` is a warp."""
-        state = self.phase & 0xFFFFFFFF | self.pending << 32
-        self._signalled("arrive", by, count, 1, site)
-        if count > self.pending:
+        pending = self.pending
+        state = self.phase & 0xFFFFFFFF | pending << 32
+        self._note("arrive", by, count, 1, site)
+        self.sources.add(by)
+        for each in self.listeners:
+            each.mbarrier_signalled(self)
+        if count > pending:
             raise HardwareRefusal(
                 f"mbarrier {self.where}: {count} arrivals, {self.pending} pending" + self._full()
             )
         if drop:
             self.expected -= count
-        self.pending -= count
-        self._complete_if_done()
+        self.pending = pending = pending - count
+        if pending == 0 and self.tx == 0:
+            self._complete()
         return state
 
     def _full(self) -> str:
@@ -136,16 +139,14 @@ class MBarrier:
 
     def complete(self, nbytes: int, *, by: str = "TMA", times: int = 1, site: int = -1) -> None:
         """complete_tx: bytes have landed, so many times."""
-        self._signalled("land", by, nbytes * times, times, site)
-        self.tx -= nbytes * times
-        self._check_tx()
-        self._complete_if_done()
-
-    def _signalled(self, kind: str, by: str, amount: int, times: int, site: int) -> None:
-        self._note(kind, by, amount, times, site)
+        self._note("land", by, nbytes * times, times, site)
         self.sources.add(by)
         for each in self.listeners:
             each.mbarrier_signalled(self)
+        self.tx -= nbytes * times
+        self._check_tx()
+        if self.pending == 0 and self.tx == 0:
+            self._complete()
 
     def _check_tx(self, why: str = "") -> None:
         if not -MAX_COUNT <= self.tx <= MAX_COUNT:
@@ -153,15 +154,15 @@ class MBarrier:
                 f"mbarrier {self.where}: transaction count {self.tx} beyond +-{MAX_COUNT}" + why
             )
 
-    def _complete_if_done(self) -> None:
-        if self.pending == 0 and self.tx == 0:
-            self.phase += 1
-            self.pending = self.expected
-            for each in self.listeners:
-                each.mbarrier_completed(self)
-            waiters, self.waiters = self.waiters, []
-            for warp, fragment in waiters:
-                warp.wake(fragment)
+    def _complete(self) -> None:
+        """All arrivals and bytes of the phase are there."""
+        self.phase += 1
+        self.pending = self.expected
+        for each in self.listeners:
+            each.mbarrier_completed(self)
+        waiters, self.waiters = self.waiters, []
+        for warp, fragment in waiters:
+            warp.wake(fragment)
 
     def describe(self) -> str:
         so_far = ", ".join(sorted(self.sources)) or "nobody"

@@ -1,4 +1,4 @@
-"""tcgen05.mma of the most frequent kinds, by machine code: what `machine.mma` computes, in less time.
+"""tcgen05.mma of the most frequent kinds by machine code, as `machine.mma` computes it.
 
 `plan` decides for one instruction and its operands, once. An MMA that has no plan, or whose memory
 does not allow it (`Plan.run` returns False), is `machine.mma`'s: errors come from there alone. The
@@ -131,7 +131,7 @@ class Plan:
         if self._fresh and d.ndim == 2:
             np.matmul(self._b, self._a, out=d)
             return
-        product = _product[: d.size].reshape(self._shape)
+        product: np.ndarray = _product[: d.size].reshape(self._shape)
         np.matmul(self._b, self._a, out=product)
         if d.ndim > 2:
             product = product.reshape(d.shape)

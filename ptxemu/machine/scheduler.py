@@ -78,7 +78,8 @@ class Scheduler:
     def elsewhere(self, finished: int) -> None:
         """Other processes run the clusters, and so many are done."""
         self.finished = finished
-        self._tell_time()
+        if time.perf_counter() - self.clock > _CHECK_SECONDS:
+            self._tell_time()
 
     def restart(self) -> None:
         """Restart the clock, and count no cluster that ran elsewhere."""
@@ -153,13 +154,12 @@ class Scheduler:
             elif not self._launch_more() and self.poll_turns > self.patience:
                 if not self._time_out():
                     raise self._deadlock()
-        self._tell_time()
+        if time.perf_counter() - self.clock > _CHECK_SECONDS:
+            self._tell_time()
 
     def _tell_time(self) -> None:
-        now = time.perf_counter()
-        if now - self.clock > _CHECK_SECONDS:
-            self.clock = now
-            self._check_limit(now - self.began)
+        self.clock = time.perf_counter()
+        self._check_limit(self.clock - self.began)
 
     def _check_limit(self, elapsed: float) -> None:
         done = self.finished / self.total

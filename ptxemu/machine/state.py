@@ -390,8 +390,7 @@ class Warp:
         self.program = program
         self.R = list(program.initial)
         if program.frame is not None:
-            self.file_bytes = program.frame.new_file()
-            self.file = self.file_bytes.ctypes.data
+            self.file_bytes, self.file = program.frame.new_file()
             self.native = cta.context(index)
             self.context = self.native.address
         self.counts = [0] * len(program.blocks)
@@ -478,13 +477,18 @@ class Warp:
         last = (self.steps + 1) % self.fairness == 0  # it is the turn of the others
         if last or not self.long or self.exiting or len(frags) != 2:
             return self._parted()
-        if self.program.blocks[pc].join != frags[1].pc:
+        join, skirt = self.program.skirt(pc)
+        if join != frags[1].pc:
             return False
         self.steps += 1
-        self.program.version(pc, 2, _NONE)(self, self.R, frag.active(), frag.mask)
-        self._ran(pc)
-        self.frags, frag.pc = frags[:1], frags[1].pc
-        frag.mask, frag.lanes = ALL, None
+        mask = frag.mask
+        frag.lanes = bits_mask(mask)
+        skirt(self, self.R, frag.lanes, mask)
+        self.counts[pc] += 1
+        if self.path is not None:
+            self.path.append(pc)
+        del frags[1]
+        frag.pc, frag.mask, frag.lanes = join, ALL, None
         return not self.nonuniform
 
     def _parted(self) -> bool:

@@ -20,8 +20,10 @@ import numpy as np
 
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.machine.im2col import PixelBox, pixels
-from ptxemu.machine.memory import as_addresses
+from ptxemu.machine.memory import GlobalMemory, as_addresses
 from ptxemu.machine.tensor_map import TensorMap
+from ptxemu.native import operands as native
+from ptxemu.native.library import compiled
 from ptxemu.numerics import arith, formats
 from ptxemu.numerics.swizzle import Swizzle
 
@@ -63,6 +65,82 @@ def load_tile(tm: TensorMap, coords: tuple[int, ...], memory: RowMemory) -> np.n
         if width > 0 and len(clip.addresses):
             image[clip.rows, clip.columns] = _loaded(tm, memory.read_rows(clip.addresses, width))
     return (_pad(image, 2 * tm.element_bits) if tm.padded else image).reshape(-1)
+
+
+def load_at_once(
+    tm: TensorMap, coords: tuple[int, ...], memory: GlobalMemory, smem: np.ndarray, offset: int
+) -> bool:
+    """Do what `load_tile` and `place_tile` do by machine code; return False, having done nothing,
+    if the box is not a plain one inside the tensor."""
+    routine = compiled(native.load_box)
+    if routine is None or type(memory) is not GlobalMemory or not _is_plain(tm, coords):
+        return False
+    box = _box(tm, offset % tm.swizzle.period)
+    origin = tm.address + coords[0] * tm.element_bits // 8
+    for coordinate, stride in zip(coords[1:], tm.strides, strict=True):
+        origin += coordinate * stride
+    start = offset - offset % tm.swizzle.period
+    if start + box.end > len(smem) or origin % _WORD:
+        return False
+    if not memory.holds(origin, origin + box.extent):
+        return False
+    frame = box.frame
+    frame[native.ROWS_AT], frame[native.SHARED] = origin, smem.ctypes.data + start
+    routine(box.address)
+    return True
+
+
+def _is_plain(tm: TensorMap, coords: tuple[int, ...]) -> bool:
+    """Whether a load of the box moves all of its bytes as they are."""
+    if tm.gathers or tm.pixels is not None or tm.padded or tm.dtype == "tf32":
+        return False
+    if len(coords) != len(tm.dims) or tm.row_bytes % _WORD:
+        return False
+    return all(
+        first >= 0 and first + side <= size
+        for first, side, size in zip(coords, tm.box, tm.dims, strict=True)
+    )
+
+
+class _Box(NamedTuple):
+    """What is equal in all loads of a box to places that are equal in the swizzle's pattern.
+
+    frame: words of `native.load_box`, and their address.
+    extent: bytes from the first one of the first row to the end of the last row.
+    end: bytes of shared memory from the start of the pattern.
+    arrays: what the frame has addresses of.
+    """
+
+    frame: memoryview
+    address: int
+    extent: int
+    end: int
+    arrays: tuple[np.ndarray, ...]
+
+
+def _box(tm: TensorMap, phase: int) -> _Box:
+    return _box_of(tm.strides, tm.box, tm.swizzle, phase, (tm.rows, tm.row_bytes, tm.pitch))
+
+
+@lru_cache(maxsize=1024)
+def _box_of(
+    strides: tuple[int, ...],
+    sides: tuple[int, ...],
+    swizzle: Swizzle,
+    phase: int,
+    shape: tuple[int, int, int],
+) -> _Box:
+    offsets = _row_offsets(strides, sides)
+    rows, row_bytes, _ = shape
+    if swizzle.bits:
+        places = _permutation(swizzle, phase, shape)
+    else:
+        places = phase // _WORD + np.arange(rows * row_bytes // _WORD, dtype=np.intp)
+    frame = np.zeros(native.BOX, np.int64)
+    frame[native.OFFSETS], frame[native.PLACE_OF] = offsets.ctypes.data, places.ctypes.data
+    frame[native.BOX_ROWS], frame[native.BOX_WORDS] = rows, row_bytes // _WORD
+    extent, end = int(offsets.max()) + row_bytes, (int(places.max()) + 1) * _WORD
+    return _Box(frame.data, frame.ctypes.data, extent, end, (frame, offsets, places))
 
 
 def _background(tm: TensorMap) -> np.ndarray:

@@ -57,7 +57,7 @@ class Frame:
         for slot, dtype in slots.items():
             self.offsets[slot] = self.file_bytes
             self.file_bytes += row_bytes(dtype)
-        self._files: list[np.ndarray] = []  # of warps that are done
+        self._files: list[tuple[np.ndarray, int]] = []  # of warps that are done
         self._words: list[np.ndarray] = []
         self._constants: dict[tuple[int, int], int] = {}
         self._constant_at: dict[int, tuple[int, int]] = {}  # place -> bits, width
@@ -65,16 +65,17 @@ class Frame:
         cells: Any = self._scratch[:_FIRST_CONSTANT].data
         self.cells = {code: cells.cast(code) for code in "Qqd"}
 
-    def new_file(self) -> np.ndarray:
-        """Registers of a warp, bytes, all zero."""
+    def new_file(self) -> tuple[np.ndarray, int]:
+        """Registers of a warp, bytes, all zero; and their address."""
         if not self._files:
-            return aligned(self.file_bytes)
-        file = self._files.pop()
-        file[:] = 0
-        return file
+            file = aligned(self.file_bytes)
+            return file, file.ctypes.data
+        file, address = self._files.pop()
+        file.fill(0)
+        return file, address
 
-    def free_file(self, file: np.ndarray) -> None:
-        self._files.append(file)
+    def free_file(self, file: np.ndarray, address: int) -> None:
+        self._files.append((file, address))
 
     # -- places -----------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ nothing, and Python does the access, refuses it, or tells whoever listens.
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,8 +83,8 @@ class Context:
         refuses: bool,
     ) -> None:
         fields = smem, size, refuses, table.address, cells, allocated, lane, 0
-        self._fields = np.array(fields, np.int64)
-        self.address = self._fields.ctypes.data
+        self._fields = (ctypes.c_int64 * len(fields))(*fields)
+        self.address = ctypes.addressof(self._fields)
 
     def note_at(self, notes: int) -> None:
         self._fields[_NOTES] = notes

@@ -130,3 +130,23 @@ def _from_tensor_memory(address: int) -> int:
                 else:
                     p_u32(out)[first + lane] = p_u32(values)[code & 65535]
     return 0
+
+
+# A box between rows of global memory and words of shared memory, as `machine.tma_tile` wants it.
+
+# Address of the first row; bytes from it to each row; rows, 8-byte words of each; shared memory,
+# and which of its words each word of the box is.
+ROWS_AT, OFFSETS, BOX_ROWS, BOX_WORDS, SHARED, PLACE_OF = range(6)
+BOX = 6  # words of such a frame
+
+
+@routine
+def load_box(address: int) -> int:
+    """Write a box to shared memory."""
+    frame = p_i64(address)
+    offsets, index, words = p_i64(frame[OFFSETS]), p_i64(frame[PLACE_OF]), frame[BOX_WORDS]
+    for row in range(frame[BOX_ROWS]):
+        source = frame[ROWS_AT] + offsets[row]
+        for word in range(words):
+            p_u64(frame[SHARED])[index[row * words + word]] = p_u64(source)[word]
+    return 0

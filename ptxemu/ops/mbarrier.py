@@ -116,6 +116,11 @@ def pending(c: Lower, i: Instr, f: Match) -> Value:
 
 def find(w: Warp, address: int) -> MBarrier:
     """The barrier at a shared::cluster address; an own-CTA address carries the own rank."""
+    own = w.cta
+    if address >> RANK_SHIFT & 0xFF == own.rank:  # nearly always
+        found = own.mbarriers.get(address & OFFSET_MASK)
+        if found is not None:
+            return found
     return _home(w, address).mbarrier(address & OFFSET_MASK)
 
 
@@ -163,6 +168,9 @@ def mbarrier_arrive(
     w: Warp, address: PerLane, count: PerLane, drop: bool, how: tuple[Any, ...]
 ) -> object:
     w.machine.note_progress()
+    if not w.listeners and address.__class__ is int and count == 1:
+        lanes, barrier = w.frag.mask.bit_count(), find(w, address)
+        return barrier.arrive_each(lanes, drop=drop, by=w.label, site=w.at)
     states = []
     for where, number, lanes in _pairs(w, address, count):
         barrier = find(w, where)
@@ -251,10 +259,11 @@ def _looked(w: Warp, barrier: MBarrier, parity: int, done: bool) -> None:
 def mbarrier_try_wait(w: Warp, address: int, parity: int, how: tuple[Any, ...]) -> bool | None:
     barrier, frag = find(w, address), w.frag
     timed_out, frag.token = frag.token is TIMED_OUT, None
-    if barrier.done(parity):
+    if barrier.phase & 1 != parity:  # as `done` has it
         for each in w.listeners:
             each.mbarrier_waited(w, _home(w, address), barrier, parity, how)
-        _looked(w, barrier, parity, True)
+        frag.polls = None
+        barrier.seen[w.label] = barrier.phase
         return True
     if timed_out or w.machine.gives_up():
         _looked(w, barrier, parity, False)

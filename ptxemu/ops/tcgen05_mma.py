@@ -33,6 +33,7 @@ from ptxemu.machine.umma_desc import (
 from ptxemu.numerics import PerLane
 from ptxemu.numerics.accumulation import Rule
 from ptxemu.ops.mbarrier import barrier_address, find
+from ptxemu.options import ALIGNED
 from ptxemu.syntax.tree import Addr, Imm, Instr, Vec
 
 _GROUPS = "cta_group::1 cta_group::2"
@@ -150,10 +151,9 @@ def commit(c: Lower, i: Instr, f: Match) -> None:
 def pipe(w: Warp, group: int) -> tuple[list[Any], WorkQueue]:
     """Return (the CTAs of the operation in rank order, their in-order queue)."""
     if group == 1:
-        ctas = [w.cta]
-    else:
-        even = w.cta.rank & ~1
-        ctas = [w.cluster.cta(even), w.cluster.cta(even + 1)]
+        return [w.cta], w.cta.tensor_pipe
+    even = w.cta.rank & ~1
+    ctas = [w.cluster.cta(even), w.cluster.cta(even + 1)]
     return ctas, ctas[0].tensor_pipe
 
 
@@ -238,10 +238,19 @@ def _described(fields: tuple[Any, ...], values: tuple[Any, ...], words: tuple[in
 
 def _issue_one(w: Warp, issue: Issue) -> None:
     what, form, flops, label, quick = issue
+    machine = w.machine
     ctas, queue = pipe(w, form.group)
-    sums = _sums(w.machine, form, what.instr)
+    machine.counts["mma"] += 1
+    machine.counts["mma.flops"] += flops
+    if quick is not None and _at_once(w, queue):
+        for cta in ctas:
+            cta.reached_by(w.cta)
+        if quick.run(ctas):
+            machine.note_progress()
+            return
+    sums = _sums(machine, form, what.instr)
 
-    def run(work: Work | None) -> None:
+    def run(work: Work) -> None:
         for cta in ctas:
             cta.reached_by(w.cta)
         for each in w.listeners:
@@ -250,14 +259,14 @@ def _issue_one(w: Warp, issue: Issue) -> None:
         if sums is not None or quick is None or not quick.run(seen):
             execute(seen, what, sums)
 
-    w.machine.counts["mma"] += 1
-    w.machine.counts["mma.flops"] += flops
-    if not w.listeners and w.machine.units.at_once(queue):
-        run(None)
-        w.machine.note_progress()
-        return
     work = Work("tensor core", label, run, size=flops // form.group, stream="tensor core")
     w.machine.issue(w, work, queue)
+
+
+def _at_once(w: Warp, queue: WorkQueue) -> bool:
+    """Whether work of the pipe runs now, and nobody listens."""
+    free = w.machine.options.accumulation != ALIGNED
+    return free and not w.listeners and w.machine.units.at_once(queue)
 
 
 def _sums(launch: Launch, form: Form, instr: InstrDesc) -> Rule | None:
