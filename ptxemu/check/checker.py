@@ -244,7 +244,7 @@ class Checker(Forwarding):
 
     def _names(self, given: Given | None) -> BarrierNames:
         inits = {
-            int(barrier.where.partition(" ")[0], 16): self.program.sites[phases.init_site]
+            barrier.offset: self.program.sites[phases.init_site]
             for barrier, phases in self.states.phases.items()
         }
         return BarrierNames(given, self.program.layout, inits)

@@ -193,7 +193,7 @@ class States:
         phases.initialised = (clock.own, clock.now)
         phases.init_site = w.at
         self.phases[barrier] = phases
-        first = int(barrier.where.partition(" ")[0], 16) // self.grain
+        first = barrier.offset // self.grain
         self.ctas[cta].shared.with_barriers()[first : first + MBARRIER_BYTES // self.grain] = True
 
     def barrier(self, barrier: NamedBarrier) -> BarrierState:

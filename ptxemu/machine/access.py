@@ -24,10 +24,11 @@ _STEP = {n: np.arange(n, dtype=np.int64)[:, None] for n in (1, 2, 4, 8, 16)}
 class AsyncView:
     """A CTA as tcgen05 sees it: tensor memory as it is, shared memory through the async proxy."""
 
-    __slots__ = ("smem", "tmem")
+    __slots__ = ("smem", "smem_at", "tmem")
 
     def __init__(self, cta: Cta) -> None:
         self.smem = cta.as_seen_by_async()
+        self.smem_at = self.smem.ctypes.data
         self.tmem = cta.tmem
 
 

@@ -204,8 +204,7 @@ def _waiting(
 
 
 def _address(barrier: MBarrier) -> tuple[str, int]:
-    offset, _, cta = barrier.where.partition(" of ")
-    return cta, int(offset, 16)
+    return barrier.owner, barrier.offset
 
 
 def _instruction(program: Program, pc: int, polls: bool) -> Instr | None:

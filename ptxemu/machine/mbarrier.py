@@ -40,13 +40,14 @@ class MBarrier:
     """
 
     __slots__ = (
-        *("where", "expected", "pending", "tx", "phase", "waiters", "sources", "listeners"),
-        *("units", "signals", "seen"),
+        *("offset", "owner", "expected", "pending", "tx", "phase", "waiters", "sources"),
+        *("listeners", "units", "signals", "seen"),
     )
 
     def __init__(
         self,
-        where: str,
+        offset: int,
+        owner: str,
         count: int,
         listeners: tuple[Any, ...] = (),
         units: AsyncUnits | None = None,
@@ -54,7 +55,7 @@ class MBarrier:
     ) -> None:
         if not 1 <= count <= MAX_COUNT:
             raise HardwareRefusal(f"mbarrier.init count {count}; must be 1..{MAX_COUNT}")
-        self.where = where
+        self.offset, self.owner = offset, owner
         self.expected = count
         self.pending = count
         self.tx = 0
@@ -66,6 +67,11 @@ class MBarrier:
         self.signals: dict[tuple[str, str, int], Signal] = {}
         self.seen: dict[str, int] = {}  # warp -> phases completed when it last waited with success
         self._note("init", "", count, 1, site)
+
+    @property
+    def where(self) -> str:
+        """Its place, such as "0x400 of cta (0,0,0)"."""
+        return f"{self.offset:#x} of {self.owner}"
 
     def _note(self, kind: str, agent: str, amount: int, times: int, site: int) -> None:
         """Record who signals; for asynchronous work also the instruction that issued it."""

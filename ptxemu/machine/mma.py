@@ -19,12 +19,10 @@ import numpy as np
 
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.machine.scale_factors import (
-    Factors,
     Scales,
     read_scales,
     require_scales,
     scaled,
-    scaled_operand,
 )
 from ptxemu.machine.tensor_core import LISTED, decode_in_tmem, expanded_parts, line_bytes, nibbles
 from ptxemu.machine.tmem import UPPER_POISON, Tmem, operand_lanes
@@ -111,9 +109,11 @@ _MAX_SCALE = 15
 
 
 class MmaCta(Protocol):
-    """Memory of a CTA that an MMA needs: shared memory, uint8 (bytes,), and tensor memory."""
+    """Memory of a CTA that an MMA needs: shared memory, uint8 (bytes,), its address, and tensor
+    memory."""
 
     smem: np.ndarray
+    smem_at: int
     tmem: Tmem
 
 
@@ -186,9 +186,9 @@ def execute(ctas: Sequence[MmaCta], what: Mma, sums: Rule | None = None) -> None
     scale = _scale(instr, what.accumulate, what.scale_input_d)
     protected = disabled_lanes(what.disable_lanes, cta_group)
     m, group = instr.data_path(cta_group)
-    all_b = None if scales is not None else _read_operand_b(ctas, what.b, instr)
+    all_b = _read_operand_b(ctas, what.b, instr)
     for rank, cta in enumerate(ctas):
-        own_a, own_b = _operands(ctas, cta, what, all_b)
+        own_a, own_b = _operands(cta, what, cta_group, all_b)
         cells = cta.tmem.accumulator(d, m, instr.n, group)
         if isinstance(a, int) and a >> 16 != d >> 16:  # PTX ISA, Layout F
             raise HardwareRefusal(
@@ -232,16 +232,9 @@ def _read_operand_a(cta: MmaCta, a: SmemDesc | int, idesc: InstrDesc, cta_group:
     return decode_in_tmem(idesc.a_format, cta.tmem.operand_image(a, m, group, nbytes))
 
 
-def _operands(
-    ctas: Sequence[MmaCta], cta: MmaCta, what: Mma, all_b: np.ndarray | None
-) -> Sequence[np.ndarray]:
-    """A and B of a CTA of these, float32; all_b: B, if it has no scale factors."""
-    instr, cta_group = what.instr, len(ctas)
-    if what.scales is not None:
-        found = _scaled_at_once(ctas, cta, what, what.scales)
-        if found is not None:
-            return found
-    b = _read_operand_b(ctas, what.b, instr) if all_b is None else all_b
+def _operands(cta: MmaCta, what: Mma, cta_group: int, b: np.ndarray) -> Sequence[np.ndarray]:
+    """A and B of a CTA, float32; b: B without its scale factors."""
+    instr = what.instr
     a = _read_operand_a(cta, what.a, instr, cta_group)
     if what.metadata is not None:
         where = metadata_at(what.metadata, instr, cta_group)
@@ -249,32 +242,6 @@ def _operands(
     if what.scales is None:
         return a, b
     return _scale_operands(cta.tmem, (a, b), instr, what.scales, cta_group)
-
-
-def _scaled_at_once(
-    ctas: Sequence[MmaCta], cta: MmaCta, what: Mma, scales: Scales
-) -> list[np.ndarray] | None:
-    """Return A and B times their scale factors, or None if that needs more than one step."""
-    instr, a, cta_group = what.instr, what.a, len(ctas)
-    if not isinstance(a, SmemDesc) or instr.sparse or instr.a_negate != instr.b_negate:
-        return None
-    of_a, of_b = scales.placements(instr, cta_group)
-    fmt, blocks = instr.scale_format or "", scales.blocks
-    own_a = scaled_operand(
-        [cta.smem],
-        a,
-        instr.shape_of_a(cta_group),
-        cta.tmem,
-        Factors(of_a, blocks, instr.a_scale_id, fmt),
-    )
-    own_b = scaled_operand(
-        [each.smem for each in ctas],
-        what.b,
-        instr.shape_of_b(cta_group),
-        cta.tmem,
-        Factors(of_b, blocks, instr.b_scale_id, fmt),
-    )
-    return None if own_a is None or own_b is None else [own_a, own_b]
 
 
 def _scale_operands(

@@ -15,6 +15,13 @@ import numpy as np
 
 from ptxemu.errors import PtxEmuError
 from ptxemu.machine.mma import Mma, MmaCta, disabled_lanes
+from ptxemu.machine.scale_factors import (
+    ELEMENTS,
+    Factors,
+    ScaledPart,
+    Scales,
+    require_scales,
+)
 from ptxemu.machine.tensor_core import FORMATS, line_bytes
 from ptxemu.machine.tmem import LANES
 from ptxemu.machine.umma_desc import InstrDesc, SmemDesc, image_of, require_shape
@@ -107,21 +114,24 @@ class Plan:
     def run(self, ctas: Sequence[MmaCta]) -> bool:
         """Execute it; return False, having done nothing, if memory does not allow it or there is no
         machine code."""
-        routine = compiled(native.widened_operands)
-        if routine is None or any(self._ends > len(cta.smem) >> 3 for cta in ctas):
+        routine, words = compiled(native.widened_operands), self._words
+        if routine is None:
             return False
-        words = self._words
-        memories = [cta.smem.ctypes.data for cta in ctas]
-        for rank, memory in enumerate(memories, 1):
-            words[rank * native.OPERAND + native.FROM] = memory
+        place = native.OPERAND + native.FROM
+        for cta in ctas:
+            if self._ends > len(cta.smem) >> 3:
+                return False
+            words[place] = cta.smem_at
+            place += native.OPERAND
         m, n = self._instr.m, self._instr.n
         for rank, cta in enumerate(ctas):
-            cells = cta.tmem.accumulator(self._d, m, n, self._group)
+            tmem = cta.tmem
+            cells = tmem.accumulator(self._d, m, n, self._group)
             if self._a_column < 0:
-                words[native.FROM] = memories[rank]
+                words[native.FROM] = cta.smem_at
             else:
-                cta.tmem.check(self._a_column, self._a_columns)
-                words[native.FROM] = cta.tmem.cells[self._a_column :].ctypes.data
+                tmem.check(self._a_column, self._a_columns)
+                words[native.FROM] = tmem.cells_at + 4 * LANES * self._a_column
             routine(self._where, self._count if rank == 0 else 1)
             self._add(cells.view(np.float32))
         return True
@@ -141,8 +151,54 @@ class Plan:
             d += product
 
 
-def plan(what: Mma, group: int) -> Plan | None:
+class ScaledPlan:
+    """How a block-scaled MMA is computed. Frames are as those of `Plan`."""
+
+    __slots__ = ("_what", "_group", "_a", "_b", "_parts", "_shape")
+
+    def __init__(self, what: Mma, group: int, scales: Scales) -> None:
+        instr, fmt = what.instr, what.instr.scale_format or ""
+        assert isinstance(what.a, SmemDesc)
+        self._what, self._group = what, group
+        rows = instr.m // group
+        self._a = _at[: rows * instr.k].reshape(rows, instr.k)
+        self._b = _b[: instr.n * instr.k].reshape(instr.n, instr.k)
+        self._shape = instr.n, rows
+        of_a, of_b = scales.placements(instr, group)
+        a = Factors(of_a, scales.blocks, instr.a_scale_id, fmt)
+        b = Factors(of_b, scales.blocks, instr.b_scale_id, fmt)
+        form_a, form_b = instr.shape_of_a(group), instr.shape_of_b(group)
+        self._parts = [ScaledPart(what.a, form_a, a, self._a, 0)]
+        self._parts += [ScaledPart(what.b, form_b, b, self._b, rank) for rank in range(group)]
+
+    def run(self, ctas: Sequence[MmaCta]) -> bool:
+        """Execute it; return False, having done nothing, if Python has to check something."""
+        routine, instr = compiled(native.scaled_operand), self._what.instr
+        if routine is None:
+            return False
+        a, *parts = self._parts
+        found = []
+        for cta in ctas:
+            d = cta.tmem.accumulator(self._what.d, instr.m, instr.n, self._group)
+            if not a.read(routine, cta, cta.tmem):
+                return False
+            for part, source in zip(parts, ctas, strict=True):
+                if not part.read(routine, source, cta.tmem):
+                    return False
+            product = np.matmul(self._b, self._a.T).reshape(d.shape)
+            found.append((d.view(np.float32), product))
+        for d, product in found:
+            if self._what.accumulate:
+                d += product
+            else:
+                d[...] = product
+        return True
+
+
+def plan(what: Mma, group: int) -> Plan | ScaledPlan | None:
     """Return how to execute an MMA by so many CTAs; None if `machine.mma` has to."""
+    if what.scales is not None:
+        return _scaled_plan(what, group, what.scales)
     if not _plain(what, what.instr):
         return None
     a, m = what.a, what.instr.m
@@ -155,16 +211,35 @@ def plan(what: Mma, group: int) -> Plan | None:
         return None  # raised again where it is executed
 
 
+def _scaled_plan(what: Mma, group: int, scales: Scales) -> ScaledPlan | None:
+    instr = what.instr
+    formats = {instr.a_format, instr.b_format}
+    k_major = not instr.a_mn_major and not instr.b_mn_major
+    if isinstance(what.a, int) or not formats <= ELEMENTS.keys() or not k_major:
+        return None
+    if not _only_adds(what, instr):
+        return None
+    try:
+        require_shape(instr, group)
+        require_scales(instr, scales)
+        return ScaledPlan(what, group, scales)
+    except PtxEmuError:
+        return None  # raised again where it is executed
+
+
 def _plain(what: Mma, instr: InstrDesc) -> bool:
     """Whether operands are widened, multiplied and added, and nothing else."""
+    formats = {instr.a_format, instr.b_format}
+    return formats <= _BITS.keys() and instr.scale_format is None and _only_adds(what, instr)
+
+
+def _only_adds(what: Mma, instr: InstrDesc) -> bool:
+    """Whether the product of the operands is added to D, or is D, and nothing else happens."""
     return (
-        instr.a_format in _BITS
-        and instr.b_format in _BITS
-        and instr.d_format == "f32"
+        instr.d_format == "f32"
         and not instr.sparse
         and not instr.stationary
         and instr.a_negate == instr.b_negate
-        and what.scales is None
         and what.metadata is None
         and not what.shift
         and not what.scale_input_d

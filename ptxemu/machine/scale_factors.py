@@ -13,9 +13,9 @@ a row, and primitives/tcgen05/2cta_mma_blockscale_m128.py; TVM's test of M = 128
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from ptxemu.machine.tensor_core import FORMATS
 from ptxemu.machine.tmem import LANES, Tmem
 from ptxemu.machine.umma_desc import InstrDesc, SmemDesc, image_of
 from ptxemu.native import operands as native
-from ptxemu.native.library import compiled
 from ptxemu.numerics import formats
 
 QUARTER = 32  # lanes of one copy
@@ -149,13 +148,9 @@ def scaled(operand: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
 
 # An operand of a block-scaled MMA, decoded and multiplied with its scale factors at once, where
-# there is machine code and nothing is out of the ordinary. `mma` says what it comes to.
+# there is machine code and nothing is out of the ordinary, for `machine.quick_mma`.
 
-_ELEMENTS = {"packed e2m1": 2, "e4m3": 1, "e5m2": 1}  # formats, and elements of a byte
-
-_frame = np.zeros(native.FRAME, np.int64)
-_FRAME_AT = _frame.ctypes.data
-_WORDS = _frame.data  # quicker to fill than an array
+ELEMENTS = {"packed e2m1": 2, "e4m3": 1, "e5m2": 1}  # formats, and elements of a byte
 
 
 class Factors(NamedTuple):
@@ -192,43 +187,55 @@ def _table(fmt: str, scale_format: str) -> _Table:
     return _Table(products.ctypes.data, large.ctypes.data, (products, large))
 
 
-def scaled_operand(
-    memories: Sequence[np.ndarray],
-    desc: SmemDesc,
-    shape: tuple[int, int, str, bool],
-    tmem: Tmem,
-    factors: Factors,
-) -> np.ndarray | None:
-    """Return float32 (rows of all memories, k), or None if `mma` has to compute it step by step.
+class SharedMemory(Protocol):
+    """Shared memory of a CTA, uint8 (bytes,), and its address."""
 
-    Args:
-        memories: shared memory of each CTA that has part of the rows, uint8.
-        desc: descriptor of the operand in each of them.
-        shape: rows of one part, k, format, whether MN-major.
-        tmem: tensor memory with the scale factors.
-        factors: the scale factors.
-    """
-    rows, k, fmt, mn_major = shape
-    routine, packed = compiled(native.scaled_operand), _ELEMENTS.get(fmt)
-    column, columns = factors.where.columns()
-    if routine is None or packed is None or mn_major or not tmem.holds(column, columns):
-        return None
-    image = image_of(desc, shape)
-    words, table = image.words.shape[1], _table(fmt, factors.fmt)
-    out = np.empty((rows * len(memories), k), np.float32)
-    place, frame = out.ctypes.data, _WORDS
-    frame[native.INDEX], frame[native.ROWS] = image.words.ctypes.data, rows
-    frame[native.WORDS], frame[native.BLOCK] = words, words // factors.blocks
-    frame[native.PACKED], frame[native.BYTE] = packed, factors.first
-    frame[native.CELLS] = tmem.cells[column:].ctypes.data
-    frame[native.PARTS] = factors.where.parts
-    frame[native.PER_PART] = factors.where.rows // factors.where.parts
-    frame[native.TABLE], frame[native.LARGE] = table.products, table.large
-    for number, smem in enumerate(memories):
-        if image.end > len(smem) // 8:
-            return None
-        frame[native.SMEM], frame[native.FIRST] = smem.ctypes.data, number * rows
-        frame[native.OUT] = place + number * rows * k * 4
-        if routine(_FRAME_AT):
-            return None
-    return out
+    smem: np.ndarray
+    smem_at: int
+
+
+class ScaledPart:
+    """The rows of a block-scaled operand that one CTA has, to be read again and again."""
+
+    __slots__ = ("_frame", "_address", "_end", "_column", "_columns", "_large", "_kept")
+
+    def __init__(
+        self,
+        desc: SmemDesc,
+        form: tuple[int, int, str, bool],
+        factors: Factors,
+        out: np.ndarray,
+        number: int,
+    ) -> None:
+        """Prepare to read.
+
+        Args:
+            desc: descriptor of the operand.
+            form: rows of the part, k, format, whether MN-major, which it must not be.
+            factors: the scale factors.
+            out: float32 (rows of all parts, k), which the rows go to.
+            number: of the part.
+        """
+        rows, k, fmt, _ = form
+        image, table = image_of(desc, form), _table(fmt, factors.fmt)
+        words = image.words.shape[1]
+        frame = np.zeros(native.FRAME, np.int64)
+        frame[native.OUT] = out.ctypes.data + number * rows * k * 4
+        frame[native.INDEX], frame[native.ROWS] = image.words.ctypes.data, rows
+        frame[native.FIRST], frame[native.WORDS] = number * rows, words
+        frame[native.BLOCK], frame[native.PACKED] = words // factors.blocks, ELEMENTS[fmt]
+        frame[native.BYTE], frame[native.PARTS] = factors.first, factors.where.parts
+        frame[native.PER_PART] = factors.where.rows // factors.where.parts
+        frame[native.TABLE], frame[native.LARGE] = table.products, table.large
+        self._frame, self._address = frame.data, frame.ctypes.data
+        self._end = image.end
+        self._column, self._columns = factors.where.columns()
+        self._kept = frame, image, table, out
+
+    def read(self, routine: Callable[[int], int], memory: SharedMemory, tmem: Tmem) -> bool:
+        """Write the rows times their scale factors; return False where Python has to look."""
+        if self._end > len(memory.smem) >> 3 or not tmem.holds(self._column, self._columns):
+            return False
+        self._frame[native.SMEM] = memory.smem_at
+        self._frame[native.CELLS] = tmem.cells_at + 4 * LANES * self._column
+        return not routine(self._address)

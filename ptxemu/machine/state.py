@@ -111,8 +111,8 @@ class NamedBarrier:
     count: int = 0
     arrived: int = 0
     # bar.red: threads whose predicate holds, threads that have one
-    votes: list[int] = field(default_factory=lambda: [0, 0])
-    result: tuple[int, ...] = (0, 0)  # the votes of the phase that completed last
+    votes: tuple[int, int] = (0, 0)
+    result: tuple[int, int] = (0, 0)  # the votes of the phase that completed last
     waiters: Waiters = field(default_factory=list)
     agents: list[str] = field(default_factory=list)  # the warps that have arrived
 
@@ -123,7 +123,7 @@ class NamedBarrier:
 
     def vote(self, true: int, threads: int) -> None:
         """bar.red: the predicates of threads that are about to arrive."""
-        self.votes = [self.votes[0] + true, self.votes[1] + threads]
+        self.votes = self.votes[0] + true, self.votes[1] + threads
 
     def add(self, threads: int, count: int, by: str = "") -> bool:
         """Count an arrival of a warp; True when it completes the barrier."""
@@ -135,9 +135,12 @@ class NamedBarrier:
         self.count = count
         self.arrived += threads
         self.agents.append(by)
-        if self.arrived > self.expected():
+        expected = count or self.expected()
+        if self.arrived < expected:
+            return False
+        if self.arrived > expected:
             raise HardwareRefusal(
-                f"barrier {self.ident}: {self.arrived} threads arrived, {self.expected()} expected"
+                f"barrier {self.ident}: {self.arrived} threads arrived, {expected} expected"
             )
         return self.complete_if_all()
 
@@ -150,7 +153,7 @@ class NamedBarrier:
             return False
         self.arrived = 0
         self.agents = []
-        self.result, self.votes = tuple(self.votes), [0, 0]
+        self.result, self.votes = self.votes, (0, 0)
         waiters, self.waiters = self.waiters, []
         for each in self.cta.machine.listeners:
             each.barrier_completed(self, waiters)
@@ -180,6 +183,7 @@ class Cta:
         raw = np.full(room + 1024, POISON_BYTE, np.uint8)
         start = -raw.ctypes.data % 1024
         self.smem = raw[start : start + room]
+        self.smem_at = self.smem.ctypes.data
         self.views = views_of(self.smem)
         self.unfenced = np.zeros(room, np.bool_) if machine.late else None
         self.any_unfenced = False
@@ -196,8 +200,7 @@ class Cta:
     def context(self, warp: int) -> Context:
         """Return the context of primitives that the warp of that index executes."""
         if self._places is None:
-            cells, columns = self.tmem.cells.ctypes.data, self.tmem.columns.ctypes.data
-            self._places = self.smem.ctypes.data, cells, columns
+            self._places = self.smem_at, self.tmem.cells_at, self.tmem.columns.ctypes.data
         return Context(
             *self._places,
             self.smem_size,
@@ -225,12 +228,9 @@ class Cta:
         old = self.mbarriers.get(offset)
         if old is not None and old.waiters:
             raise HardwareRefusal(f"{old.describe()} is initialised again while warps wait on it")
+        machine = self.machine
         self.mbarriers[offset] = MBarrier(
-            f"{offset:#x} of {self.name()}",
-            count,
-            self.machine.listeners,
-            self.machine.units,
-            site,
+            offset, self._name, count, machine.listeners, machine.units, site
         )
 
     def barrier(self, ident: int) -> NamedBarrier:

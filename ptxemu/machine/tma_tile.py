@@ -68,10 +68,17 @@ def load_tile(tm: TensorMap, coords: tuple[int, ...], memory: RowMemory) -> np.n
 
 
 def load_at_once(
-    tm: TensorMap, coords: tuple[int, ...], memory: GlobalMemory, smem: np.ndarray, offset: int
+    tm: TensorMap,
+    coords: tuple[int, ...],
+    memory: GlobalMemory,
+    smem: np.ndarray,
+    smem_at: int,
+    offset: int,
 ) -> bool:
-    """Do what `load_tile` and `place_tile` do by machine code; return False, having done nothing,
-    if the box is not a plain one inside the tensor."""
+    """Do what `load_tile` and `place_tile` do by machine code; smem_at: address of `smem`.
+
+    Return False, having done nothing, if the box is not a plain one inside the tensor.
+    """
     routine = compiled(native.load_box)
     if routine is None or type(memory) is not GlobalMemory or not _is_plain(tm, coords):
         return False
@@ -85,7 +92,7 @@ def load_at_once(
     if not memory.holds(origin, origin + box.extent):
         return False
     frame = box.frame
-    frame[native.ROWS_AT], frame[native.SHARED] = origin, smem.ctypes.data + start
+    frame[native.ROWS_AT], frame[native.SHARED] = origin, smem_at + start
     routine(box.address)
     return True
 

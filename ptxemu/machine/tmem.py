@@ -84,6 +84,7 @@ class Tmem:
             aligned(4 * TENSOR_COLUMNS * LANES).view(np.uint32).reshape(TENSOR_COLUMNS, LANES)
         )
         self.cells[:] = POISON
+        self.cells_at = self.cells.ctypes.data
         self.allocations: dict[int, int] = {}
         self._find = find
         self._allocated = 0  # bit c: column c belongs to an allocation

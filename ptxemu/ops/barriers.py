@@ -86,6 +86,9 @@ def cluster_wait(c: Lower, i: Instr, f: Match) -> None:
 # -- what they do ---------------------------------------------------------------------------
 
 
+_NO_VOTE = 0, 0
+
+
 def _agreed(w: Warp, operand: PerLane) -> int:
     """A barrier operand, which the lanes of a warp must agree on."""
     if not isinstance(operand, np.ndarray):
@@ -108,18 +111,21 @@ def _checked(w: Warp, count: int) -> int:
 
 @runtime
 def barrier_wait(
-    w: Warp, ident: int, count: int, votes: tuple[Any, ...] = (0, 0)
+    w: Warp, ident: int, count: int, votes: tuple[Any, ...] = _NO_VOTE
 ) -> tuple[Any, ...] | None:
     """The votes of all threads (bar.red) once everyone has arrived; None: parked."""
-    ident, count = _agreed(w, ident), _agreed(w, count)
-    barrier = w.cta.barrier(ident)
-    result = w.take_token()
+    if ident.__class__ is not int or count.__class__ is not int:
+        ident, count = _agreed(w, ident), _agreed(w, count)
+    cta, frag = w.cta, w.frag
+    barrier = cta.barriers.get(ident) or cta.barrier(ident)
+    result, frag.token = frag.token, None
     if result is None:
         for each in w.listeners:
             each.barrier_arrival(w, barrier)
-        barrier.vote(*votes)
-        barrier.waiters.append((w, w.frag))
-        w.park(barrier)
+        if votes != _NO_VOTE:
+            barrier.vote(*votes)
+        barrier.waiters.append((w, frag))
+        frag.wait = barrier
         if barrier.add(32, _checked(w, count), w.label):  # wakes this warp too, as the last one
             w.machine.note_progress()
         return None

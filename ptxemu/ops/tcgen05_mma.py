@@ -17,7 +17,7 @@ from ptxemu.machine.access import AsyncView
 from ptxemu.machine.async_ops import Work, WorkQueue
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.mma import Mma, execute, require_sparse
-from ptxemu.machine.quick_mma import Plan, plan
+from ptxemu.machine.quick_mma import Plan, ScaledPlan, plan
 from ptxemu.machine.scale_factors import Scales
 from ptxemu.machine.state import OFFSET_MASK, Cta, Warp
 from ptxemu.machine.tensor_core import Launch, require_free_order, sums_of
@@ -199,7 +199,7 @@ class Issue(NamedTuple):
     form: Form
     flops: int
     label: str
-    plan: Plan | None
+    plan: Plan | ScaledPlan | None
 
 
 @lru_cache(maxsize=4096)
@@ -342,7 +342,7 @@ def _issue_fill(w: Warp, form: tuple[Any, ...], group: int, address: int, source
     ctas, queue = pipe(w, group)
     shape, desc = shape_of(*form), smem_desc(source)
 
-    def run(work: Work) -> None:
+    def run(work: Work | None) -> None:
         for cta in ctas:
             cta.reached_by(w.cta)
             require_room(cta.tmem, address, shape)
@@ -355,6 +355,10 @@ def _issue_fill(w: Warp, form: tuple[Any, ...], group: int, address: int, source
 
     nbytes = shape.rows * shape.nbytes * group
     w.machine.bytes["tmem.cp"] += nbytes
+    if not w.listeners and w.machine.units.at_once(queue):
+        run(None)
+        w.machine.note_progress()
+        return
     label = f"cp {form[0]} to column {address & 0xFFFF}"
     work = Work("tensor core", label, run, size=nbytes // group, stream="tensor core")
     w.machine.issue(w, work, queue)

@@ -281,7 +281,7 @@ def _issue_load(
 def _load_own(w: Warp, tm: TensorMap, position: tuple[Any, ...], offset: int) -> None:
     """A load to the shared memory of the CTA that issues it."""
     cta, memory = w.cta, w.machine.memory
-    if not load_at_once(tm, position, memory, cta.smem, offset):
+    if not load_at_once(tm, position, memory, cta.smem, cta.smem_at, offset):
         place_tile(tm, load_tile(tm, position, memory), cta.smem, offset)
     cta.mark_async(slice(offset, offset + tm.box_bytes))
 

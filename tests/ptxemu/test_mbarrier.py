@@ -23,7 +23,7 @@ class Sleeper:
 
 
 def test_phases_follow_arrivals() -> None:
-    barrier = MBarrier("0x400", 3)
+    barrier = MBarrier(0x400, "cta (0,0,0)", 3)
     assert barrier.done(1)  # the phase before the first counts as complete
     for phase in range(4):
         assert not barrier.done(phase & 1)
@@ -62,7 +62,7 @@ LEFT = {"lanes that complete phases midway": 8, "a drop, of later phases too": 1
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_sequences(name: str) -> None:
     count, steps = SEQUENCES[name]
-    barrier = MBarrier("0x400", count)
+    barrier = MBarrier(0x400, "cta (0,0,0)", count)
     for step, argument, phase in steps:
         if step == "drop":
             barrier.arrive(argument, drop=True)
@@ -79,11 +79,11 @@ def test_sequences(name: str) -> None:
 
 def test_too_many_arrivals_in_one_are_refused() -> None:
     with pytest.raises(HardwareRefusal, match="5 arrivals, 4 pending; its count of 4 is less"):
-        MBarrier("0x400", 4).arrive(5)
+        MBarrier(0x400, "cta (0,0,0)", 4).arrive(5)
 
 
 def test_an_arrival_before_the_phase_is_complete_is_explained() -> None:
-    barrier = MBarrier("0x400", 1)
+    barrier = MBarrier(0x400, "cta (0,0,0)", 1)
     barrier.expect(48)
     barrier.arrive()
     with pytest.raises(HardwareRefusal, match="phase 0 has all of its 1 and lacks 48 bytes"):
@@ -91,7 +91,7 @@ def test_an_arrival_before_the_phase_is_complete_is_explained() -> None:
 
 
 def test_waiters_are_woken_once_when_the_phase_completes() -> None:
-    barrier, warp = MBarrier("0x400", 1), Sleeper()
+    barrier, warp = MBarrier(0x400, "cta (0,0,0)", 1), Sleeper()
     barrier.waiters.append((warp, "fragment"))
     barrier.expect(8)
     barrier.arrive()
@@ -105,22 +105,22 @@ def test_waiters_are_woken_once_when_the_phase_completes() -> None:
 @pytest.mark.parametrize("count", [0, -1, MAX_COUNT + 1])
 def test_count_limits(count: int) -> None:
     with pytest.raises(HardwareRefusal, match="count"):
-        MBarrier("0x400", count)
+        MBarrier(0x400, "cta (0,0,0)", count)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_transaction_count_limits(sign: int) -> None:
-    barrier = MBarrier("0x400", 1)
+    barrier = MBarrier(0x400, "cta (0,0,0)", 1)
     change = barrier.expect if sign > 0 else barrier.complete
     change(MAX_COUNT)
     with pytest.raises(HardwareRefusal, match="transaction count"):
         change(1)
     with pytest.raises(HardwareRefusal, match="32 lanes announced 65536 bytes each"):
-        MBarrier("0x400", 1).expect(1 << 16, 32)
+        MBarrier(0x400, "cta (0,0,0)", 1).expect(1 << 16, 32)
 
 
 def test_description_names_what_is_outstanding() -> None:
-    barrier = MBarrier("0x440 of cta (0,0,0)", 5)
+    barrier = MBarrier(0x440, "cta (0,0,0)", 5)
     barrier.arrive(2)
     barrier.expect(48)
     text = barrier.describe()

@@ -12,11 +12,13 @@ from lab.silicon.conformance.exact_arithmetic import values_of
 from ptxemu.check import footprints
 from ptxemu.check.undefined import TensorCodes
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
-from ptxemu.machine.mma import mma
+from ptxemu.machine.mma import Mma, mma
+from ptxemu.machine.quick_mma import plan
 from ptxemu.machine.tmem import POISON, Tmem
 from ptxemu.machine.umma_desc import instr_desc, require_shape, smem_desc, stationary_desc
+from ptxemu.native.library import library
 from tests.ptxemu import kernels
-from tests.ptxemu.umma_operands import SWIZZLES, put_operand, random_codes
+from tests.ptxemu.umma_operands import SWIZZLES, multiply, put_operand, random_codes
 
 _FORMAT_CODES = {
     "f16": 0, "bf16": 1, "tf32": 2, "u8": 0, "s8": 1, "e4m3": 0, "e5m2": 1, "e2m1": 5,
@@ -34,6 +36,7 @@ class Cta:
 
     def __post_init__(self) -> None:
         self.tmem.try_alloc(512)
+        self.smem_at = self.smem.ctypes.data
 
 
 @dataclass
@@ -68,9 +71,10 @@ class Case:
         word |= _FORMAT_CODES[self.a_format] << 7 | _FORMAT_CODES[self.b_format] << 10
         self.idesc = instr_desc(self.kind, word | self.n >> 3 << 17 | self.m >> 4 << 24)
 
-    def run(self, accumulate: bool = False, a: int | None = None, **options: object) -> None:
+    def run(self, accumulate: bool = False, a: int | None = None, **options: object) -> bool:
+        """Return whether machine code does it."""
         operand = self.a if a is None else a
-        mma(self.group, D_AT, operand, self.b, self.idesc, accumulate, **options)
+        return multiply(self.group, D_AT, operand, self.b, self.idesc, accumulate, **options)
 
     def expected(self) -> np.ndarray:
         a, b = values_of(self.a_format, self.a_codes), values_of(self.b_format, self.b_codes)
@@ -180,6 +184,43 @@ def test_a_from_tensor_memory(ctas, m, kind, fmt):
     put_a_in_tmem(case, case.a_codes)
     case.run(a=A_TMEM)
     np.testing.assert_allclose(case.d(), case.expected(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(library() is None, reason="llvmlite is not installed")
+@pytest.mark.parametrize(
+    ("case", "done"),
+    [
+        ({}, True),
+        ({"m": 256, "ctas": 2, "n": 256, "b_mn": True}, True),
+        ({"m": 64, "a_format": "f16", "b_format": "f16"}, True),
+        ({"kind": "f8f6f4", "a_format": "e4m3", "b_format": "e5m2"}, True),
+        ({"flags": 1 << 13}, False),
+        ({"a_format": "f16", "b_format": "f16", "d_format": "f16"}, False),
+        ({"kind": "tf32", "a_format": "tf32", "b_format": "tf32"}, False),
+    ],
+)
+def test_what_machine_code_multiplies(case, done):
+    found = Case(**case)
+    assert found.run() == found.run(accumulate=True) == done
+    if found.kind == "f16":
+        assert not found.run(accumulate=True, scale_input_d=1)
+
+
+def test_machine_code_leaves_errors_to_python():
+    """An operand beyond shared memory, a lane that D has not, columns that nobody allocated."""
+    case = Case()
+    beyond = replace(case.a, start=160 * 1024 - 512)
+    plans = [plan(_asked(case, a=beyond), 1), plan(_asked(case, d=1 << 16), 1)]
+    assert not plans[0].run(case.group)
+    for what in (plans[1], plan(_asked(case), 1)):
+        case.group[0].tmem = Tmem()
+        with pytest.raises(HardwareRefusal):
+            what.run(case.group)
+
+
+def _asked(case: Case, d: int = D_AT, a: object = None) -> Mma:
+    operands = d, a or case.a, case.b, case.idesc, False
+    return Mma(*operands, disable_lanes=(), scale_input_d=0, scales=None, shift=False)
 
 
 def put_a_in_tmem(case: Case, codes: np.ndarray) -> None:

@@ -14,15 +14,18 @@ import ptxemu
 from lab.silicon.conformance.ptx_program import aligned_copy
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.machine import tensor_map
-from ptxemu.machine.tensor_map import decode, encode
+from ptxemu.machine.memory import GlobalMemory
+from ptxemu.machine.tensor_map import decode, encode, gathering
 from ptxemu.machine.tma_tile import (
     combine,
     gather_tile,
+    load_at_once,
     load_tile,
     place_tile,
     reduce_tile,
     store_tile,
 )
+from ptxemu.native.library import library
 from ptxemu.numerics.swizzle import BY_NAME
 from tests.ptxemu import kernels
 
@@ -202,6 +205,48 @@ def test_packed_fp4_coordinates_count_elements():
     np.testing.assert_array_equal(image[0], np.arange(2 * 64 + 17, 2 * 64 + 33))
     with pytest.raises(HardwareRefusal, match="multiple of 2"):
         load_tile(tm, (1, 0), FlatMemory(data))
+
+
+@pytest.mark.skipif(library() is None, reason="llvmlite is not installed")
+@pytest.mark.parametrize("swizzle", TEXTBOOK)
+@pytest.mark.parametrize("dtype", ["u8", "bf16", "f32"])
+def test_machine_code_loads_what_lies_inside(dtype, swizzle):
+    rng = np.random.default_rng(len(swizzle))
+    size = {"u8": 1, "bf16": 2, "f32": 4}[dtype]
+    dims, box = (160 // size, 9, 5), (BY_NAME[swizzle].span // size, 3, 2)
+    data = aligned_copy(rng.integers(0, 256, 5 * 11 * 192, dtype=np.uint8))
+    tm = decode(encode(data.ctypes.data, dims, (192, 11 * 192), box, dtype, swizzle))
+    memory, done = GlobalMemory([data]), 0
+    for x, y, z, offset in itertools.product((0, 16 // size, 144 // size), (0, 6, 7), (0, 3), (0, 0x480)):
+        smem, other = (np.full(4096, 0xAA, np.uint8) for _ in range(2))
+        inside = x * size + BY_NAME[swizzle].span <= 160 and y <= 6
+        assert load_at_once(tm, (x, y, z), memory, smem, smem.ctypes.data, offset) == inside
+        place_tile(tm, load_tile(tm, (x, y, z), memory), other, offset)
+        if inside:
+            np.testing.assert_array_equal(smem, other)
+            done += 1
+        else:
+            assert (smem == 0xAA).all()
+    assert done
+
+
+@pytest.mark.skipif(library() is None, reason="llvmlite is not installed")
+def test_machine_code_leaves_other_loads_to_python():
+    """Padding, rounding, named rows, memory that is not allowed, and the end of shared memory."""
+    data, smem = aligned_copy(np.zeros(64 * 128, np.uint8)), np.zeros(1024, np.uint8)
+    at, where = data.ctypes.data, smem.ctypes.data
+    plain = decode(encode(at, (128, 64), (128,), (128, 8), "u8", "128B"))
+    memory = GlobalMemory([data])
+    assert load_at_once(plain, (0, 0), memory, smem, where, 0)
+    assert not load_at_once(plain, (0, 0), memory, smem, where, 128)
+    assert not load_at_once(plain, (0, 0), GlobalMemory([data[:4].copy()]), smem, where, 0)
+    for tm, position in [
+        (decode(encode(at, (128, 64), (128,), (128, 8), "16u4_align16b", "128B")), (0, 0)),
+        (decode(encode(at, (32, 64), (128,), (32, 8), "tf32", "128B")), (0, 0)),
+        (gathering(decode(encode(at, (128, 64), (128,), (128, 1), "u8", "128B"))),
+         (0, 0, 1, 2, 3)),
+    ]:  # fmt: skip
+        assert not load_at_once(tm, position, memory, smem, where, 0)
 
 
 def test_tf32_map_rounds_loads_to_nearest_even():

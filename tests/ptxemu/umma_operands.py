@@ -6,9 +6,14 @@ address formulas, so that a round trip tests those.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from lab.silicon.conformance.exact_arithmetic import FORMATS
+from ptxemu.machine.mma import Mma, MmaCta, mma
+from ptxemu.machine.quick_mma import plan
 from ptxemu.machine.tensor_map import decode, encode
 from ptxemu.machine.tma_tile import place_tile
 from ptxemu.numerics.swizzle import BY_NAME
@@ -75,3 +80,25 @@ def image_of(kind: str, fmt: str, codes: np.ndarray) -> np.ndarray:
     data = np.packbits(stream.reshape(rows, -1, 16 * bits), axis=-1, bitorder="little")
     chunks[..., : 2 * bits] = data
     return chunks.reshape(rows, -1)
+
+
+def multiply(group: Sequence[MmaCta], d: int, a: Any, *operands: Any, **options: Any) -> bool:
+    """Execute an MMA as `mma` does, and check that machine code, if it does it, gives its bits.
+
+    Returns whether machine code does it.
+    """
+    b, instr, accumulate = operands
+    order = {"disable_lanes": (), "scale_input_d": 0, "scales": None, "shift": False}
+    order = {name: options.get(name, default) for name, default in order.items()}
+    what = Mma(d, a, b, instr, accumulate, *order.values(), options.get("metadata"))
+    before = [cta.tmem.cells.copy() for cta in group]
+    found = plan(what, len(group))
+    with np.errstate(all="ignore"):
+        done = found is not None and "sums" not in options and found.run(group)
+    bits = [cta.tmem.cells.copy() for cta in group]
+    for cta, cells in zip(group, before, strict=True):
+        cta.tmem.cells[:] = cells
+    mma(group, d, a, b, instr, accumulate, **options)
+    for cta, cells, old in zip(group, bits, before, strict=True):
+        np.testing.assert_array_equal(cells, cta.tmem.cells if done else old)
+    return done
