@@ -8,7 +8,7 @@ float32 of an operand and their sums are bit by bit those of `machine.mma`: A is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -23,10 +23,11 @@ from ptxemu.machine.scale_factors import (
     require_scales,
 )
 from ptxemu.machine.tensor_core import FORMATS, line_bytes
-from ptxemu.machine.tmem import LANES
+from ptxemu.machine.tmem import LANES, Tmem
 from ptxemu.machine.umma_desc import InstrDesc, SmemDesc, image_of, require_shape
 from ptxemu.native import operands as native
 from ptxemu.native.library import aligned, compiled
+from ptxemu.native.product import multiply
 
 _BITS = {"bf16": 16, "f16": 16, "e4m3": 8, "e5m2": 8}  # of a code
 _ROOM = 256 * 64 * 4  # bytes of the largest operand
@@ -34,7 +35,7 @@ _PAIR = 2
 
 _at = aligned(_ROOM).view(np.float32)
 _b = aligned(_ROOM).view(np.float32)
-_product = aligned(256 * LANES * 4).view(np.float32)
+_a_at, _b_at = _at.ctypes.data, _b.ctypes.data
 
 
 @lru_cache(maxsize=8)
@@ -55,7 +56,7 @@ class Plan:
 
     __slots__ = (
         *("_d", "_instr", "_fresh", "_group", "_frame", "_where", "_words", "_ends", "_a_column"),
-        *("_a_columns", "_shape", "_a", "_b", "_count", "_values"),
+        *("_a_columns", "_count", "_values"),
     )
 
     def __init__(self, what: Mma, group: int) -> None:
@@ -63,9 +64,6 @@ class Plan:
         self._d, self._instr, self._group = what.d, instr, group
         self._fresh = not what.accumulate
         rows = instr.m // group
-        self._a = _at[: instr.k * rows].reshape(instr.k, rows)
-        self._b = _b[: instr.n * instr.k].reshape(instr.n, instr.k)
-        self._shape = instr.n, rows
         self._count = 1 + group
         self._frame = np.zeros((self._count, native.OPERAND), np.int64)
         self._where, self._words = self._frame.ctypes.data, self._frame.reshape(-1).data
@@ -123,76 +121,85 @@ class Plan:
                 return False
             words[place] = cta.smem_at
             place += native.OPERAND
-        m, n = self._instr.m, self._instr.n
+        instr = self._instr
         for rank, cta in enumerate(ctas):
             tmem = cta.tmem
-            cells = tmem.accumulator(self._d, m, n, self._group)
+            cells = tmem.accumulator(self._d, instr.m, instr.n, self._group)
             if self._a_column < 0:
                 words[native.FROM] = cta.smem_at
             else:
                 tmem.check(self._a_column, self._a_columns)
                 words[native.FROM] = tmem.cells_at + 4 * LANES * self._a_column
             routine(self._where, self._count if rank == 0 else 1)
-            self._add(cells.view(np.float32))
+            add(tmem, self._d, cells, instr, fresh=self._fresh)
         return True
-
-    def _add(self, d: np.ndarray) -> None:
-        """D = B A^T (+ D), in place."""
-        if self._fresh and d.ndim == 2:
-            np.matmul(self._b, self._a, out=d)
-            return
-        product: np.ndarray = _product[: d.size].reshape(self._shape)
-        np.matmul(self._b, self._a, out=product)
-        if d.ndim > 2:
-            product = product.reshape(d.shape)
-        if self._fresh:
-            d[...] = product
-        else:
-            d += product
 
 
 class ScaledPlan:
     """How a block-scaled MMA is computed. Frames are as those of `Plan`."""
 
-    __slots__ = ("_what", "_group", "_a", "_b", "_parts", "_shape")
+    __slots__ = ("_what", "_group", "_parts")
 
     def __init__(self, what: Mma, group: int, scales: Scales) -> None:
         instr, fmt = what.instr, what.instr.scale_format or ""
         assert isinstance(what.a, SmemDesc)
         self._what, self._group = what, group
-        rows = instr.m // group
-        self._a = _at[: rows * instr.k].reshape(rows, instr.k)
-        self._b = _b[: instr.n * instr.k].reshape(instr.n, instr.k)
-        self._shape = instr.n, rows
         of_a, of_b = scales.placements(instr, group)
         a = Factors(of_a, scales.blocks, instr.a_scale_id, fmt)
         b = Factors(of_b, scales.blocks, instr.b_scale_id, fmt)
         form_a, form_b = instr.shape_of_a(group), instr.shape_of_b(group)
-        self._parts = [ScaledPart(what.a, form_a, a, self._a, 0)]
-        self._parts += [ScaledPart(what.b, form_b, b, self._b, rank) for rank in range(group)]
+        self._parts = [ScaledPart(what.a, form_a, a, (_at.ctypes.data, instr.m // group, 1), 0)]
+        self._parts += [
+            ScaledPart(what.b, form_b, b, (_b.ctypes.data, 1, instr.k), rank)
+            for rank in range(group)
+        ]
 
     def run(self, ctas: Sequence[MmaCta]) -> bool:
-        """Execute it; return False, having done nothing, if Python has to check something."""
-        routine, instr = compiled(native.scaled_operand), self._what.instr
+        """Execute it; return False if Python has to check something, having done nothing that
+        would not be done again."""
+        routine, what = compiled(native.scaled_operand), self._what
         if routine is None:
             return False
-        a, *parts = self._parts
-        found = []
-        for cta in ctas:
-            d = cta.tmem.accumulator(self._what.d, instr.m, instr.n, self._group)
-            if not a.read(routine, cta, cta.tmem):
+        for cta in ctas[1:]:  # before one of a pair has changed its D
+            if not self._read(routine, ctas, cta):
                 return False
-            for part, source in zip(parts, ctas, strict=True):
-                if not part.read(routine, source, cta.tmem):
-                    return False
-            product = np.matmul(self._b, self._a.T).reshape(d.shape)
-            found.append((d.view(np.float32), product))
-        for d, product in found:
-            if self._what.accumulate:
-                d += product
-            else:
-                d[...] = product
+        for cta in ctas:
+            if not self._read(routine, ctas, cta):
+                return False
+            cells = cta.tmem.accumulator(what.d, what.instr.m, what.instr.n, self._group)
+            add(cta.tmem, what.d, cells, what.instr, fresh=not what.accumulate)
         return True
+
+    def _read(self, routine: Callable[[int], int], ctas: Sequence[MmaCta], cta: MmaCta) -> bool:
+        """Write A and B of a CTA of these; return False if Python has to check something."""
+        a, *parts = self._parts
+        return a.read(routine, cta, cta.tmem) and all(
+            part.read(routine, source, cta.tmem) for part, source in zip(parts, ctas, strict=True)
+        )
+
+
+def add(tmem: Tmem, where: int, cells: np.ndarray, instr: InstrDesc, *, fresh: bool) -> None:
+    """D = B A^T, or D + B A^T, in place, from A by k and B that have just been written.
+
+    Args:
+        tmem: with D.
+        where: address of D.
+        cells: D, uint32, as `Tmem.accumulator` returns it.
+        instr: the instruction.
+        fresh: whether D is not read.
+    """
+    n, k = instr.n, instr.k
+    routine = compiled(multiply)
+    if cells.ndim == 2 and routine is not None:
+        routine(tmem.cells_at + 4 * LANES * (where & 0xFFFF), _b_at, _a_at, n, k, fresh)
+        return
+    rows = cells.size // n
+    product = np.matmul(_b[: n * k].reshape(n, k), _at[: k * rows].reshape(k, rows))
+    values, product = cells.view(np.float32), product.reshape(cells.shape)
+    if fresh:
+        values[...] = product
+    else:
+        values += product
 
 
 def plan(what: Mma, group: int) -> Plan | ScaledPlan | None:

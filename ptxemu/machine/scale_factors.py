@@ -204,7 +204,7 @@ class ScaledPart:
         desc: SmemDesc,
         form: tuple[int, int, str, bool],
         factors: Factors,
-        out: np.ndarray,
+        out: tuple[int, int, int],
         number: int,
     ) -> None:
         """Prepare to read.
@@ -213,14 +213,15 @@ class ScaledPart:
             desc: descriptor of the operand.
             form: rows of the part, k, format, whether MN-major, which it must not be.
             factors: the scale factors.
-            out: float32 (rows of all parts, k), which the rows go to.
+            out: address of the float32 of the first row of all parts, and how many of them lie
+                between those of neighbours in k and of neighbouring rows.
             number: of the part.
         """
-        rows, k, fmt, _ = form
+        rows, _, fmt, _ = form
         image, table = image_of(desc, form), _table(fmt, factors.fmt)
         words = image.words.shape[1]
         frame = np.zeros(native.FRAME, np.int64)
-        frame[native.OUT] = out.ctypes.data + number * rows * k * 4
+        frame[native.OUT], frame[native.K_STEP], frame[native.ROW_STEP] = out
         frame[native.INDEX], frame[native.ROWS] = image.words.ctypes.data, rows
         frame[native.FIRST], frame[native.WORDS] = number * rows, words
         frame[native.BLOCK], frame[native.PACKED] = words // factors.blocks, ELEMENTS[fmt]
@@ -230,7 +231,7 @@ class ScaledPart:
         self._frame, self._address = frame.data, frame.ctypes.data
         self._end = image.end
         self._column, self._columns = factors.where.columns()
-        self._kept = frame, image, table, out
+        self._kept = frame, image, table
 
     def read(self, routine: Callable[[int], int], memory: SharedMemory, tmem: Tmem) -> bool:
         """Write the rows times their scale factors; return False where Python has to look."""

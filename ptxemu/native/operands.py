@@ -19,7 +19,8 @@ ROWS, FIRST, WORDS, BLOCK, PACKED = range(3, 8)
 CELLS, BYTE, PARTS, PER_PART = range(8, 12)
 TABLE = 12  # of 256 bytes for each of the codes of scale factors
 LARGE = 13  # codes of which this routine knows nothing, a byte each
-FRAME = 14
+ROW_STEP, K_STEP = 14, 15  # results between those of neighbouring rows, and of neighbours in k
+FRAME = 16
 
 
 @routine
@@ -29,6 +30,7 @@ def scaled_operand(address: int) -> int:
     index, out, packed = p_i64(frame[INDEX]), frame[OUT], frame[PACKED]
     words, block, byte = frame[WORDS], frame[BLOCK], frame[BYTE]
     parts, per_part, first = frame[PARTS], frame[PER_PART], frame[FIRST]
+    along_rows, along_k = frame[ROW_STEP], frame[K_STEP]
     for row in range(frame[ROWS]):
         part = (row + first) // per_part
         within = row + first - part * per_part
@@ -41,14 +43,15 @@ def scaled_operand(address: int) -> int:
             code = (factors >> (8 * (byte + word // block))) & 255
             if p_u8(frame[LARGE])[code] != 0:
                 return 1
-            place = row * words + word
-            value = p_i64(frame[SMEM])[index[place]]
+            value = p_i64(frame[SMEM])[index[row * words + word]]
+            place = (row + first) * along_rows + 8 * packed * word * along_k
             for k in range(8):
-                entry = code << 8 | (value >> (8 * k)) & 255
+                entry = packed * (code << 8 | (value >> (8 * k)) & 255)
+                p_u32(out)[place] = p_u32(frame[TABLE])[entry]
+                place += along_k
                 if packed == 2:
-                    p_u64(out)[8 * place + k] = p_u64(frame[TABLE])[entry]
-                else:
-                    p_u32(out)[8 * place + k] = p_u32(frame[TABLE])[entry]
+                    p_u32(out)[place] = p_u32(frame[TABLE])[entry + 1]
+                    place += along_k
     return 0
 
 

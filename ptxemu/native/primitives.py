@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ptxemu.native import elementwise  # noqa: F401  (they fill the table)
+from ptxemu.native import elementwise, product  # noqa: F401  (elementwise fills the table)
 from ptxemu.native.ir import (
     BITS,
     ELEMENT,
@@ -132,6 +132,7 @@ def module() -> tuple[str, list[Key]]:
     for operation in (*ACCESSES.values(), *OPERATIONS):
         parts.append(_operation(len(keys), operation, declared))
         keys.append(operation.key)
+    parts.append(product.module(declared))
     return "\n".join((_CALL, *_tables(), *sorted(declared), *parts)), keys
 
 

@@ -217,7 +217,9 @@ def test_machine_code_loads_what_lies_inside(dtype, swizzle):
     data = aligned_copy(rng.integers(0, 256, 5 * 11 * 192, dtype=np.uint8))
     tm = decode(encode(data.ctypes.data, dims, (192, 11 * 192), box, dtype, swizzle))
     memory, done = GlobalMemory([data]), 0
-    for x, y, z, offset in itertools.product((0, 16 // size, 144 // size), (0, 6, 7), (0, 3), (0, 0x480)):
+    for x, y, z, offset in itertools.product(
+        (0, 16 // size, 144 // size), (0, 6, 7), (0, 3), (0, 0x480)
+    ):
         smem, other = (np.full(4096, 0xAA, np.uint8) for _ in range(2))
         inside = x * size + BY_NAME[swizzle].span <= 160 and y <= 6
         assert load_at_once(tm, (x, y, z), memory, smem, smem.ctypes.data, offset) == inside

@@ -1,0 +1,145 @@
+"""The product of an MMA in machine code: D = B A^T, or D + B A^T, for 128 rows of A.
+
+Written as vectors of LLVM IR, since the sums stay in registers so. Every sum begins at 0, adds
+product after product in the order of k, each rounded once with its product (fma), and is added to D
+at last: the bits of a BLAS that sums in this order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+ROWS = 128  # of A, which are D's lanes
+STEP = 2  # rows of B at a time, so that all sums are in registers
+_WIDE = 32  # lanes of a vector
+_PARTS = range(ROWS // _WIDE)
+_TYPE = f"<{_WIDE} x float>"
+_ARGUMENTS = ("d", "b", "a", "n", "k", "fresh")
+
+
+def multiply(d: int, b: int, a: int, n: int, k: int, fresh: int) -> int:
+    """Compute D in place.
+
+    Args:
+        d: address of float32 (n, 128), D transposed.
+        b: address of float32 (n, k); n is even.
+        a: address of float32 (k, 128), A transposed.
+        n: rows of B.
+        k: length of the sums, at least 1.
+        fresh: 1 if D is not read.
+
+    Returns 0. This is the definition; `library.compiled` returns the machine code.
+    """
+    at, rows = _at(a, (k, ROWS)), _at(b, (n, k))
+    total = np.zeros((n, ROWS), np.float64)
+    for step in range(k):
+        total = (total + rows[:, step, None].astype(np.float64) * at[step]).astype(np.float32)
+    out = _at(d, (n, ROWS))
+    out[:] = total if fresh else out + total.astype(np.float32)
+    return 0
+
+
+def _at(address: int, shape: tuple[int, int]) -> np.ndarray:
+    raw: Any = (ctypes.c_uint8 * (4 * shape[0] * shape[1])).from_address(address)
+    return np.frombuffer(raw, np.float32).reshape(shape)
+
+
+def module(declared: set[str]) -> str:
+    """Return the IR of the function, and of what Python calls; add what they call."""
+    declared.add(f"declare {_TYPE} @llvm.fma.v{_WIDE}f32({_TYPE}, {_TYPE}, {_TYPE})")
+    sums = [(row, part) for row in range(STEP) for part in _PARTS]
+    names = [f"s{row}{part}" for row, part in sums]
+    lines = [
+        'define i64 @"product.multiply"(ptr noalias %d, ptr noalias %b, ptr noalias %a, '
+        "i64 %n, i64 %k, i64 %fresh) #1 {",
+        "entry:",
+        "  %new = icmp ne i64 %fresh, 0",
+        "  br label %rows",
+        "rows:",
+        "  %row = phi i64 [ 0, %entry ], [ %row_next, %stored ]",
+        "  %b_first = mul i64 %row, %k",
+        "  %b0 = getelementptr float, ptr %b, i64 %b_first",
+        "  %b1 = getelementptr float, ptr %b0, i64 %k",
+        "  br label %steps",
+        "steps:",
+        "  %step = phi i64 [ 0, %rows ], [ %step_next, %steps ]",
+        *(f"  %{s} = phi {_TYPE} [ zeroinitializer, %rows ], [ %{s}_next, %steps ]" for s in names),
+        f"  %a_first = mul i64 %step, {ROWS}",
+    ]  # fmt: skip
+    for part in _PARTS:
+        lines += [
+            f"  %a_at{part} = add i64 %a_first, {part * _WIDE}",
+            f"  %a_ptr{part} = getelementptr float, ptr %a, i64 %a_at{part}",
+            f"  %a_{part} = load {_TYPE}, ptr %a_ptr{part}, align 64",
+        ]
+    for row in range(STEP):
+        lines += [
+            f"  %b_ptr{row} = getelementptr float, ptr %b{row}, i64 %step",
+            f"  %b_one{row} = load float, ptr %b_ptr{row}",
+            f"  %b_in{row} = insertelement {_TYPE} poison, float %b_one{row}, i32 0",
+            f"  %b_all{row} = shufflevector {_TYPE} %b_in{row}, {_TYPE} poison, "
+            f"<{_WIDE} x i32> zeroinitializer",
+        ]
+    for (row, part), name in zip(sums, names, strict=True):
+        lines.append(
+            f"  %{name}_next = call {_TYPE} @llvm.fma.v{_WIDE}f32({_TYPE} %b_all{row}, "
+            f"{_TYPE} %a_{part}, {_TYPE} %{name})"
+        )
+    lines += [
+        "  %step_next = add i64 %step, 1",
+        "  %more = icmp slt i64 %step_next, %k",
+        "  br i1 %more, label %steps, label %summed",
+        "summed:",
+        f"  %d_first = mul i64 %row, {ROWS}",
+        "  %d_row = getelementptr float, ptr %d, i64 %d_first",
+        "  br i1 %new, label %write, label %add",
+    ]
+    places = [f"i64 {row * ROWS + part * _WIDE}" for row, part in sums]
+    for label, added in (("add", True), ("write", False)):
+        lines.append(f"{label}:")
+        for name, place in zip(names, places, strict=True):
+            where, value = f"%{label}_{name}", f"%{name}_next"
+            lines.append(f"  {where} = getelementptr float, ptr %d_row, {place}")
+            if added:
+                lines += [
+                    f"  %old_{name} = load {_TYPE}, ptr {where}, align 64",
+                    f"  %sum_{name} = fadd {_TYPE} %old_{name}, {value}",
+                ]
+                value = f"%sum_{name}"
+            lines.append(f"  store {_TYPE} {value}, ptr {where}, align 64")
+        lines.append("  br label %stored")
+    lines += [
+        "stored:",
+        f"  %row_next = add i64 %row, {STEP}",
+        "  %again = icmp slt i64 %row_next, %n",
+        "  br i1 %again, label %rows, label %done",
+        "done:",
+        "  ret i64 0",
+        "}",
+        'attributes #1 = { "min-legal-vector-width"="512" "prefer-vector-width"="512" }',
+    ]
+    return "\n".join((*lines, *_entry()))
+
+
+def _entry() -> list[str]:
+    """The function that Python calls, of METH_FASTCALL; the caller passes six integers."""
+    lines = ['define ptr @"python.product.multiply"(ptr %self, ptr %arguments, i64 %count) {']
+    for number, name in enumerate(_ARGUMENTS):
+        lines += [
+            f"  %p{number} = getelementptr ptr, ptr %arguments, i64 {number}",
+            f"  %o{number} = load ptr, ptr %p{number}",
+            f"  %i{number} = call i64 @PyLong_AsLongLong(ptr %o{number})",
+        ]
+        if number < 3:
+            lines.append(f"  %{name} = inttoptr i64 %i{number} to ptr")
+    lines += [
+        '  %value = call i64 @"product.multiply"'
+        "(ptr %d, ptr %b, ptr %a, i64 %i3, i64 %i4, i64 %i5)",
+        "  %object = call ptr @PyLong_FromLongLong(i64 %value)",
+        "  ret ptr %object",
+        "}",
+    ]
+    return lines
