@@ -153,6 +153,12 @@ class WatchedMemory(GlobalMemory):
                 (self.written if write else self.read).add_each(done, nbytes)
         return kept
 
+    def read_together(self, first: int, offsets: np.ndarray, nbytes: int, extent: int) -> bool:
+        allowed = super().read_together(first, offsets, nbytes, extent)
+        if allowed and self._watched:
+            self.read.add_each(offsets + first, nbytes)
+        return allowed
+
     def _keep_apart(self, low: int, high: int, write: bool) -> None:
         if write and any(low < end and high > start for start, end in self._shared):
             raise Shared

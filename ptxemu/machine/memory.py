@@ -349,6 +349,11 @@ class GlobalMemory:
         """Whether all of [low, high) can be read."""
         return self._find(low, high, False) is not None
 
+    def read_together(self, first: int, offsets: np.ndarray, nbytes: int, extent: int) -> bool:
+        """Whether machine code may read `nbytes` bytes at `first` plus each offset, which lie in
+        `extent` bytes; nothing is reported."""
+        return self.holds(first, first + extent)
+
     def inside(self, addresses: np.ndarray, nbytes: int) -> np.ndarray | None:
         """Return which of [address, address + nbytes) can be read, without a report; None if all
         can."""

@@ -80,7 +80,7 @@ def load_at_once(
     Return False, having done nothing, if the box is not a plain one inside the tensor.
     """
     routine = compiled(native.load_box)
-    if routine is None or type(memory) is not GlobalMemory or not _is_plain(tm, coords):
+    if routine is None or not _is_plain(tm, coords):
         return False
     box = _box(tm, offset % tm.swizzle.period)
     origin = tm.address + coords[0] * tm.element_bits // 8
@@ -89,7 +89,7 @@ def load_at_once(
     start = offset - offset % tm.swizzle.period
     if start + box.end > len(smem) or origin % _WORD:
         return False
-    if not memory.holds(origin, origin + box.extent):
+    if not memory.read_together(origin, box.arrays[1], tm.row_bytes, box.extent):
         return False
     frame = box.frame
     frame[native.ROWS_AT], frame[native.SHARED] = origin, smem_at + start
