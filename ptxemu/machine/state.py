@@ -481,12 +481,8 @@ class Warp:
         if join != frags[1].pc:
             return False
         self.steps += 1
-        mask = frag.mask
-        frag.lanes = bits_mask(mask)
-        skirt(self, self.R, frag.lanes, mask)
-        self.counts[pc] += 1
-        if self.path is not None:
-            self.path.append(pc)
+        skirt(self, self.R, frag.active(), frag.mask)
+        self._ran(pc)
         del frags[1]
         frag.pc, frag.mask, frag.lanes = join, ALL, None
         return not self.nonuniform

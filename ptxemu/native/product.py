@@ -50,8 +50,6 @@ def _at(address: int, shape: tuple[int, int]) -> np.ndarray:
 def module(declared: set[str]) -> str:
     """Return the IR of the function, and of what Python calls; add what they call."""
     declared.add(f"declare {_TYPE} @llvm.fma.v{_WIDE}f32({_TYPE}, {_TYPE}, {_TYPE})")
-    sums = [(row, part) for row in range(STEP) for part in _PARTS]
-    names = [f"s{row}{part}" for row, part in sums]
     lines = [
         'define i64 @"product.multiply"(ptr noalias %d, ptr noalias %b, ptr noalias %a, '
         "i64 %n, i64 %k, i64 %fresh) #1 {",
@@ -64,11 +62,35 @@ def module(declared: set[str]) -> str:
         "  %b0 = getelementptr float, ptr %b, i64 %b_first",
         "  %b1 = getelementptr float, ptr %b0, i64 %k",
         "  br label %steps",
-        "steps:",
-        "  %step = phi i64 [ 0, %rows ], [ %step_next, %steps ]",
-        *(f"  %{s} = phi {_TYPE} [ zeroinitializer, %rows ], [ %{s}_next, %steps ]" for s in names),
-        f"  %a_first = mul i64 %step, {ROWS}",
-    ]  # fmt: skip
+        *_steps(),
+        "summed:",
+        f"  %d_first = mul i64 %row, {ROWS}",
+        "  %d_row = getelementptr float, ptr %d, i64 %d_first",
+        "  br i1 %new, label %write, label %add",
+        *_stores("add"),
+        *_stores("write"),
+        "stored:",
+        f"  %row_next = add i64 %row, {STEP}",
+        "  %again = icmp slt i64 %row_next, %n",
+        "  br i1 %again, label %rows, label %done",
+        "done:",
+        "  ret i64 0",
+        "}",
+        'attributes #1 = { "min-legal-vector-width"="512" "prefer-vector-width"="512" }',
+    ]
+    return "\n".join((*lines, *_entry()))
+
+
+_SUMS = [(row, part) for row in range(STEP) for part in _PARTS]
+
+
+def _steps() -> list[str]:
+    """The loop over k: every sum gets one product."""
+    lines = ["steps:", "  %step = phi i64 [ 0, %rows ], [ %step_next, %steps ]"]
+    for row, part in _SUMS:
+        name = f"%s{row}{part}"
+        lines.append(f"  {name} = phi {_TYPE} [ zeroinitializer, %rows ], [ {name}_next, %steps ]")
+    lines.append(f"  %a_first = mul i64 %step, {ROWS}")
     for part in _PARTS:
         lines += [
             f"  %a_at{part} = add i64 %a_first, {part * _WIDE}",
@@ -83,45 +105,34 @@ def module(declared: set[str]) -> str:
             f"  %b_all{row} = shufflevector {_TYPE} %b_in{row}, {_TYPE} poison, "
             f"<{_WIDE} x i32> zeroinitializer",
         ]
-    for (row, part), name in zip(sums, names, strict=True):
+    for row, part in _SUMS:
         lines.append(
-            f"  %{name}_next = call {_TYPE} @llvm.fma.v{_WIDE}f32({_TYPE} %b_all{row}, "
-            f"{_TYPE} %a_{part}, {_TYPE} %{name})"
+            f"  %s{row}{part}_next = call {_TYPE} @llvm.fma.v{_WIDE}f32({_TYPE} %b_all{row}, "
+            f"{_TYPE} %a_{part}, {_TYPE} %s{row}{part})"
         )
-    lines += [
+    return [
+        *lines,
         "  %step_next = add i64 %step, 1",
         "  %more = icmp slt i64 %step_next, %k",
         "  br i1 %more, label %steps, label %summed",
-        "summed:",
-        f"  %d_first = mul i64 %row, {ROWS}",
-        "  %d_row = getelementptr float, ptr %d, i64 %d_first",
-        "  br i1 %new, label %write, label %add",
     ]
-    places = [f"i64 {row * ROWS + part * _WIDE}" for row, part in sums]
-    for label, added in (("add", True), ("write", False)):
-        lines.append(f"{label}:")
-        for name, place in zip(names, places, strict=True):
-            where, value = f"%{label}_{name}", f"%{name}_next"
-            lines.append(f"  {where} = getelementptr float, ptr %d_row, {place}")
-            if added:
-                lines += [
-                    f"  %old_{name} = load {_TYPE}, ptr {where}, align 64",
-                    f"  %sum_{name} = fadd {_TYPE} %old_{name}, {value}",
-                ]
-                value = f"%sum_{name}"
-            lines.append(f"  store {_TYPE} {value}, ptr {where}, align 64")
-        lines.append("  br label %stored")
-    lines += [
-        "stored:",
-        f"  %row_next = add i64 %row, {STEP}",
-        "  %again = icmp slt i64 %row_next, %n",
-        "  br i1 %again, label %rows, label %done",
-        "done:",
-        "  ret i64 0",
-        "}",
-        'attributes #1 = { "min-legal-vector-width"="512" "prefer-vector-width"="512" }',
-    ]
-    return "\n".join((*lines, *_entry()))
+
+
+def _stores(label: str) -> list[str]:
+    """The sums, after they are added to D or as they are, to D."""
+    lines = [f"{label}:"]
+    for row, part in _SUMS:
+        name, place = f"s{row}{part}", row * ROWS + part * _WIDE
+        where, value = f"%{label}_{name}", f"%{name}_next"
+        lines.append(f"  {where} = getelementptr float, ptr %d_row, i64 {place}")
+        if label == "add":
+            lines += [
+                f"  %old_{name} = load {_TYPE}, ptr {where}, align 64",
+                f"  %sum_{name} = fadd {_TYPE} %old_{name}, {value}",
+            ]
+            value = f"%sum_{name}"
+        lines.append(f"  store {_TYPE} {value}, ptr {where}, align 64")
+    return [*lines, "  br label %stored"]
 
 
 def _entry() -> list[str]:

@@ -22,6 +22,7 @@ from ptxemu.module import Module
 from ptxemu.native import ir, library, primitives
 from ptxemu.native.frame import Frame
 from ptxemu.native.ir import BITS, LANES, NUMPY, TABLE, Key
+from ptxemu.native.product import ROWS, multiply
 from ptxemu.native.recipes import recipe
 from tests.ptxemu.kernels import launch
 from tests.ptxemu.random_programs import MEMORY_WORDS, REGISTERS, Generator, ptx_of
@@ -113,6 +114,22 @@ def test_primitives_are_their_expressions_often() -> None:
 
 
 @native
+@native
+@pytest.mark.parametrize(("n", "k"), [(2, 1), (8, 16), (96, 32), (256, 64)])
+@pytest.mark.parametrize("fresh", [0, 1])
+def test_products_are_their_definition(n: int, k: int, fresh: int) -> None:
+    rng = np.random.default_rng(n)
+    d, *parts = (library.aligned(4 * size).view(np.float32) for size in (n * ROWS, n * k, k * ROWS))
+    for part in (d, *parts):  # products of so few bits are exact
+        part[:] = rng.standard_normal(part.size).astype(np.float16)
+    wanted = d.copy()
+    multiply(wanted.ctypes.data, *(part.ctypes.data for part in parts), n, k, fresh)
+    routine = library.compiled(multiply)
+    assert routine is not None
+    routine(d.ctypes.data, *(part.ctypes.data for part in parts), n, k, fresh)
+    np.testing.assert_array_equal(d.view(np.uint32), wanted.view(np.uint32))
+
+
 def test_a_wrong_bit_is_noticed(monkeypatch, tmp_path) -> None:
     """The changed library has one primitive that flips the last bit of its result."""
     import llvmlite.binding as llvm
