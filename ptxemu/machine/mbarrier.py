@@ -94,12 +94,15 @@ class MBarrier:
         """try_wait.parity / test_wait.parity: whether the phase with this parity has completed."""
         return (self.phase & 1) != parity
 
-    def arrive(self, count: int = 1, *, drop: bool = False, by: str = "", site: int = -1) -> int:
+    def arrive(
+        self, count: int = 1, *, drop: bool = False, by: str = "", site: int = -1, of: str = ""
+    ) -> int:
         """Count arrivals; returns the opaque state of the manual: the phase they belong to, and in
-        the upper half what was pending before. site: the instruction, if `by` is a warp."""
+        the upper half what was pending before. site: the instruction, if `by`, or `of`, is a warp;
+        of: the warp that issued what `by` did, if no work is running."""
         pending = self.pending
         state = self.phase & 0xFFFFFFFF | pending << 32
-        self._note("arrive", by, count, 1, site)
+        self._note("arrive", of or by, count, 1, site)
         self.sources.add(by)
         for each in self.listeners:
             each.mbarrier_signalled(self)
@@ -143,9 +146,11 @@ class MBarrier:
             each = f": {lanes} lanes announced {nbytes} bytes each; elect one if one is to"
             self._check_tx(each * (lanes > 1))
 
-    def complete(self, nbytes: int, *, by: str = "TMA", times: int = 1, site: int = -1) -> None:
-        """complete_tx: bytes have landed, so many times."""
-        self._note("land", by, nbytes * times, times, site)
+    def complete(
+        self, nbytes: int, *, by: str = "TMA", times: int = 1, site: int = -1, of: str = ""
+    ) -> None:
+        """complete_tx: bytes have landed, so many times. site, of: as for `arrive`."""
+        self._note("land", of or by, nbytes * times, times, site)
         self.sources.add(by)
         for each in self.listeners:
             each.mbarrier_signalled(self)

@@ -121,6 +121,8 @@ def _from_tensor_memory(address: int) -> int:
     frame = p_i64(address)
     out, values, memory = frame[TO], frame[VALUES], frame[FROM]
     step, bits = frame[ELEMENT_STEP], frame[BITS]
+    if bits == 16 and values == 0:
+        return _both_halves(p_u32(out), p_u32(memory), frame[COLUMNS], step)
     for column in range(frame[COLUMNS]):
         for k in range(32 // bits):
             first = (column * (32 // bits) + k) * step
@@ -132,6 +134,17 @@ def _from_tensor_memory(address: int) -> int:
                     p_u32(out)[first + lane] = code << 16
                 else:
                     p_u32(out)[first + lane] = p_u32(values)[code & 65535]
+    return 0
+
+
+@routine
+def _both_halves(out: p_u32, memory: p_u32, columns: int, step: int) -> int:
+    """Two bfloat16 of each cell."""
+    for column in range(columns):
+        for lane in range(_LANES):
+            word = memory[column * _LANES + lane]
+            out[2 * column * step + lane] = word << 16
+            out[(2 * column + 1) * step + lane] = word & 0xFFFF0000
     return 0
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ptxemu.codegen.lower import Lower, fields
 from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Value, constant
@@ -184,6 +186,11 @@ def issue_mma(
     lanes: the words of disable-output-lane.
     """
     words = next(w.each_lane(*lanes)) if lanes else ()
+    if np.ndarray not in map(type, operands):  # nearly always, of one elected lane
+        issue = _described(form, operands, words)
+        for _ in range(w.frag.mask.bit_count()):
+            _issue_one(w, issue)
+        return
     for values in w.each_lane(*operands):
         _issue_one(w, _described(form, values, words))
 
@@ -287,6 +294,11 @@ def _sums(launch: Launch, form: Form, instr: InstrDesc) -> Rule | None:
 def issue_commit(w: Warp, group: int, barrier: PerLane, mask: PerLane | None) -> None:
     """Arrive once all earlier work of the pipe has completed."""
     _, queue = pipe(w, group)
+    if mask is None and barrier.__class__ is int and w.frag.mask.bit_count() == 1:
+        if not w.listeners and w.machine.units.at_once(queue):
+            find(w, barrier).arrive(by="tensor core", of=w.label, site=w.at)
+            w.machine.note_progress()
+            return
     for address, chosen in w.each_lane(barrier, 0 if mask is None else mask):
         if mask is None:
             signals = [(w.cta, find(w, address))]

@@ -253,10 +253,6 @@ def _issue_load(
     nbytes = transaction_bytes(tm)
 
     def run(work: Work) -> None:
-        if not w.listeners and len(places) == 1 and places[0][0] is w.cta:
-            _load_own(w, tm, position, places[0][1])
-            signals[0].complete(nbytes)
-            return
         image = load_tile(tm, position, w.machine.memory)
         for each in w.listeners:
             each.load(work, box_rows(tm, position), places, tm.box_bytes, signals)
@@ -269,17 +265,21 @@ def _issue_load(
         for found in signals:
             found.complete(nbytes)
 
-    w.machine.bytes["tma.load"] += nbytes
-    w.machine.bytes["tma.multicast"] += nbytes * (len(places) - 1)
-    w.machine.counts["tma.load"] += 1
-    label = ""
-    if w.listeners or not w.machine.units.eager:  # somebody may read it
-        label = f"load {'x'.join(map(str, tm.box))} at {position} to {places[0][1]:#x}"
-    w.machine.issue(w, Work("tma", label, run, size=nbytes))
+    machine = w.machine
+    machine.bytes["tma.load"] += nbytes
+    machine.bytes["tma.multicast"] += nbytes * (len(places) - 1)
+    machine.counts["tma.load"] += 1
+    if not w.listeners and machine.units.eager and len(places) == 1 and places[0][0] is w.cta:
+        _load_own(w, tm, position, places[0][1])
+        signals[0].complete(nbytes, of=w.label, site=w.at)
+        machine.note_progress()
+        return
+    label = f"load {'x'.join(map(str, tm.box))} at {position} to {places[0][1]:#x}"
+    machine.issue(w, Work("tma", label, run, size=nbytes))
 
 
 def _load_own(w: Warp, tm: TensorMap, position: tuple[Any, ...], offset: int) -> None:
-    """A load to the shared memory of the CTA that issues it."""
+    """A load, now, to the shared memory of the CTA that issues it."""
     cta, memory = w.cta, w.machine.memory
     if not load_at_once(tm, position, memory, cta.smem, cta.smem_at, offset):
         place_tile(tm, load_tile(tm, position, memory), cta.smem, offset)
