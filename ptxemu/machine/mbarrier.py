@@ -64,9 +64,11 @@ class MBarrier:
         self.sources: set[str] = set()  # who has ever arrived or landed bytes
         self.listeners = listeners
         self.units = units
-        self.signals: dict[tuple[str, str, int], Signal] = {}
+        first = Signal("init", "", site)
+        first.times = first.now_times = 1
+        first.amount = first.now_amount = count
+        self.signals: dict[tuple[str, str, int], Signal] = {("init", "", site): first}
         self.seen: dict[str, int] = {}  # warp -> phases completed when it last waited with success
-        self._note("init", "", count, 1, site)
 
     @property
     def where(self) -> str:

@@ -80,6 +80,10 @@ def load(c: Lower, i: Instr, f: Match) -> list[Any]:
     raw = f"u{max(8 * size, 16)}"
     if address.uniform and not _differs_by_lane(c, space):
         text = f"load_scalar(w, '{space}', {{0}}, {size}, {count})"
+        if space == "param" and count == 1 and isinstance(address.const, int):
+            number, rest = divmod(address.const, size)
+            if not rest:  # what `load_scalar` comes to
+                text = f"w.machine.param_views[{size}].item({number})"
         values = c.effect(text, address, results=[(raw, True)] * count)
     else:
         where = "full({0}, U64)" if address.uniform else "{0}"

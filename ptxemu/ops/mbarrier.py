@@ -137,6 +137,9 @@ def _pairs(w: Warp, address: PerLane, value: PerLane) -> list[tuple[int, int, in
 
 @runtime
 def mbarrier_init(w: Warp, address: PerLane, count: PerLane) -> None:
+    if not w.listeners and address.__class__ is int and count.__class__ is int:
+        _home(w, address).init_mbarrier(address & OFFSET_MASK, count, w.at)
+        return
     for where, expected, _ in _pairs(w, address, count):
         cta, offset = _home(w, where), where & OFFSET_MASK
         for each in w.listeners:
