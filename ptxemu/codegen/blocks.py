@@ -108,7 +108,7 @@ def _missing(opcode: str, target: str) -> str:
     return ""
 
 
-BRANCHES = ("bra",)
+BRANCHES = ("bra", "brx")
 EXITS = ("exit", "ret", "trap")
 
 
@@ -141,6 +141,7 @@ class Block:
     label: str | None = None
     guard: Reg | Not | None = None  # of the terminator
     branch: str | int | None = None  # label, then block index once linked
+    targets: tuple[Any, ...] = ()  # of brx.idx: labels, then block indices once linked
     exits: bool = False  # the terminator ends the thread (guarded by `guard` where there is one)
     trap: bool = False
     # member-mask operands; None means all live lanes
@@ -153,13 +154,16 @@ class Block:
         """The next block, where this one always comes to it, and at once; else -1."""
         at_once = all(step.match and not step.match.form.blocking for step in self.steps)
         straight = self.guard is None and self.branch is None and not self.exits
+        straight = straight and not self.targets
         return self.index + 1 if straight and at_once and not self.members else -1
 
     @property
     def successors(self) -> list[int]:
-        after = []
+        after = list(dict.fromkeys(self.targets))
         if isinstance(self.branch, int):
             after.append(self.branch)
+        if self.targets:
+            return after
         if (self.branch is None and not self.exits) or self.guard is not None:
             after.append(self.index + 1)
         return after
@@ -176,21 +180,28 @@ class _Builder:
 
     def cut(self) -> Block:
         """A fresh block, unless the current one is still empty."""
-        if self.current.steps or self.current.branch is not None or self.current.exits:
+        block = self.current
+        if block.steps or block.branch is not None or block.exits:
             self.blocks.append(Block(len(self.blocks)))
         return self.current
 
     def add(self, item: Instr | str) -> None:
         if isinstance(item, str):
             self.label(item)
-        elif item.root in BRANCHES:
+        elif item.root == "bra":
             self.branch(item)
         elif item.root in EXITS and not (item.root == "trap" and item.guard):
             self.exit(item)
         elif item.guard is not None:
             self.guarded(item)
         else:
-            self.plain(item)
+            self.unguarded(item)
+
+    def unguarded(self, instr: Instr) -> None:
+        if instr.root == "brx":
+            self.branch_by_index(instr)
+        else:
+            self.plain(instr)
 
     def label(self, name: str) -> None:
         block = self.cut()
@@ -204,6 +215,17 @@ class _Builder:
         self.current.steps.append(Step(instr, registry.match(instr)))
         self.current.guard = instr.guard
         self.current.branch = instr.operands[0].name
+        self.blocks.append(Block(len(self.blocks)))
+
+    def branch_by_index(self, instr: Instr) -> None:
+        """brx.idx index, list: a branch to one of the labels of the list."""
+        named = instr.operands[-1]
+        labels = self.entry.lists.get(named.name) if isinstance(named, Sym) else None
+        if len(instr.operands) != 2 or labels is None:
+            what = "brx.idx needs an index and the label of .branchtargets"
+            raise PtxSyntaxError(what, line=instr.line, text=instr.text)
+        self.current.steps.append(Step(instr, registry.match(instr)))
+        self.current.targets = labels
         self.blocks.append(Block(len(self.blocks)))
 
     def exit(self, instr: Instr) -> None:
@@ -226,7 +248,7 @@ class _Builder:
             self.current.steps.append(Step(instr, registry.match(instr)))
             self.current.exits = self.current.trap = True
         else:
-            self.plain(instr)
+            self.unguarded(instr)
         self.blocks.append(Block(len(self.blocks), label=skip))
 
     def plain(self, instr: Instr) -> None:
@@ -277,12 +299,14 @@ def build_blocks(entry: Entry) -> list[Block]:
     blocks = builder.blocks
     labels = {block.label: block.index for block in blocks if block.label is not None}
     for block in blocks:
-        if isinstance(block.branch, str):
-            if block.branch not in labels:
+        for label in (block.branch, *block.targets):
+            if isinstance(label, str) and label not in labels:
                 instr = block.steps[-1].instr
-                name = block.branch.split("@")[0]
+                name = label.split("@")[0]
                 raise PtxSyntaxError(f"unknown label {name!r}", line=instr.line, text=instr.text)
+        if isinstance(block.branch, str):
             block.branch = labels[block.branch]
+        block.targets = tuple(labels[label] for label in block.targets)
     return blocks
 
 

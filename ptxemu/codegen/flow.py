@@ -111,6 +111,8 @@ def flow_of(site: int, instr: Instr, written: set[str], wide: frozenset[str]) ->
         position = METADATA_AT[instr.root] - (len(instr.operands) - len(operands))
         watched += names(operands[position])
         operands = (*operands[:position], *operands[position + 1 :])
+    elif instr.root == "brx":
+        watched += names(operands[0])
     for operand in operands:
         if kind in MEMORY and (isinstance(operand, Addr) or kind == "operation"):
             watched += names(operand)
@@ -158,6 +160,8 @@ def _kind(instr: Instr, targets: tuple[Any, ...], operands: tuple[Any, ...]) -> 
 def _sink(instr: Instr) -> str:
     if instr.root in _BARRIERS:
         return "a barrier operand"
+    if instr.root == "brx":
+        return "the index of a branch"
     if is_sparse(instr):
         return METADATA
     if instr.opcode.startswith("tcgen05.mma"):

@@ -100,6 +100,7 @@ class Lower:
     open_loads: list[Late] = field(default_factory=list)  # tcgen05.ld issued in this block
     waits: bool = False  # the block completes all tcgen05.ld from before it
     arguments: dict[str, Value] = field(default_factory=dict)  # of a call, by .param variable
+    jump: Value | None = None  # which target the terminator takes, where it has several
     _specials: dict[str, Value] = field(default_factory=dict)
 
     # -- reading operands -------------------------------------------------------------------

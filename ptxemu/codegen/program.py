@@ -378,11 +378,18 @@ class Program:
     ) -> None:
         """Live-out registers back to their slots, then the terminator."""
         values = [value for _, _, value in stores]
-        writer.require((*values, *([] if guard is None else [guard])))
+        ends = [value for value in (guard, lower.jump) if value is not None]
+        writer.require((*values, *ends))
         condition = None if guard is None else writer.condition(guard)
+        jump = "" if lower.jump is None else writer.expr(lower.jump)
         for store, text in writer.stored(stores, lower.partial):
             writer.line(self._store(lower, text, *store))
-        writer.line(self._terminator(condition, lower.block, guard, lower.partial))
+        if jump:
+            mask = "mb" if lower.partial else "0xffffffff"
+            writer.instr = lower.block.steps[-1].instr
+            writer.line(f"return jump_by_index(w, {jump}, {lower.block.targets}, {mask})")
+        else:
+            writer.line(self._terminator(condition, lower.block, guard, lower.partial))
 
     def instruction_of(self, traceback: TracebackType | None) -> Instr | None:
         """The instruction that generated code was executing, from an exception's traceback."""

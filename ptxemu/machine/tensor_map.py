@@ -62,7 +62,8 @@ _PADDED_BOX = 128  # the only box[0] that the driver accepts for padded types
 _FLOATS = ("f16", "bf16", "f32", "tf32", "f64")  # those that can be filled with NaN
 
 _IM2COL = 1 << 0
-_VERSION = 0x2  # w2[3:1], a constant
+_VERSION = 0x2  # w2[3:1], as the driver encodes it
+_VERSIONS = (_VERSION, 0)  # 0: built from zeros by tensormap.replace, as Triton does
 _NAN_FILL = 1 << 15
 _TF32 = 1 << 16
 _PROMOTION = 0x3 << 17  # of L2 sectors: none, 64, 128, 256 bytes; no effect on the tile
@@ -222,7 +223,8 @@ def _require_explained(words: tuple[int, ...], rank: int) -> None:
     """Refuse bits whose meaning is not known, and data in the fields of dimensions beyond rank."""
     w2 = words[2]
     im2col = bool(w2 & _IM2COL)
-    unexplained = w2 & ~_W2_EXPLAINED or w2 & 0xF & ~_IM2COL != _VERSION
+    versions = _VERSIONS[: 1 if im2col else 2]  # nothing builds maps of im2col mode from zeros
+    unexplained = w2 & ~_W2_EXPLAINED or w2 & 0xF & ~_IM2COL not in versions
     if unexplained or rank > MAX_RANK or (im2col and rank < MIN_RANK):
         raise UnsupportedPtx(f"tensor map word 2 has unexplained bits: {w2:#010x}")
     unused = [(8 + dim, words[8 + dim]) for dim in range(rank, MAX_RANK)]

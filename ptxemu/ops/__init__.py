@@ -16,6 +16,7 @@ from ptxemu.ops import (  # noqa: F401  (imported for their registrations)
     convert,
     floats,
     integers,
+    jumps,
     load_store,
     matrix_copy,
     mbarrier,

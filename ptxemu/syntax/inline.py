@@ -132,6 +132,9 @@ class _Inliner:
         code = callee.code
         names = {name: f"{name}{suffix}" for name in (*code.registers, *_labels(code.body))}
         names |= {formal.name: f"{formal.name}{suffix}" for formal in callee.formals}
+        names |= {name: f"{name}{suffix}" for name in code.lists}
+        for name, labels in code.lists.items():
+            self.entry.lists[names[name]] = tuple(names.get(label, label) for label in labels)
         self.entry.registers |= {names[name]: kind for name, kind in code.registers.items()}
         for variable in code.variables:
             static = variable.space not in ("local", "param")

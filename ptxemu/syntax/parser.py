@@ -107,7 +107,8 @@ TYPE_BYTES = {name: TYPE_BITS[name] // 8 for name in _DECLARED.split()}  # of va
 _TEXTURES = ("texref", "samplerref", "surfref")
 _SPACES = (".shared", ".global", ".const", ".local", ".param")
 _LINKAGE = (".extern", ".visible", ".weak", ".common")
-_SKIPPED_LINES = (".pragma", ".address_size", ".alias", ".branchtargets", ".callprototype")
+_SKIPPED_LINES = (".pragma", ".address_size", ".alias")
+_LISTS = (".branchtargets",)  # label: directive of labels or functions;
 _SPECIAL = re.compile(
     r"%(?:tid|ntid|ctaid|nctaid|clusterid|nclusterid|cluster_ctaid|cluster_nctaid)(?:\.[xyz])?$"
     r"|%(?:laneid|warpid|nwarpid|smid|nsmid|gridid|clock|clock_hi|clock64|globaltimer|globaltimer_lo"
@@ -398,17 +399,29 @@ class Parser:
         elif word == ".pragma":
             while self.next() != ";":
                 pass
-        elif word in (".file", ".branchtargets", ".callprototype"):
+        elif word == ".file":
             self.skip_line()
         elif kind == "directive" and word.startswith(_SPACES):
             self.local_variable(entry)
         elif word == ";":
             self.next()
+        elif kind == "word" and self.peek(1) == ":" and self.peek(2) in _LISTS:
+            self.label_list(entry)
         elif kind == "word" and self.peek(1) == ":":
             entry.body.append(self.scopes.declare(word))
             self.at += 2
         else:
             entry.body.append(self.instruction())
+
+    def label_list(self, entry: Entry) -> None:
+        """`name: .branchtargets label, label;`, over any number of lines."""
+        name = self.scopes.declare(self.next())
+        self.at += 2
+        labels = [self.scopes.resolve(self.next())]
+        while self.accept(","):
+            labels.append(self.scopes.resolve(self.next()))
+        self.expect(";")
+        entry.lists[name] = tuple(labels)
 
     def local_variable(self, entry: Entry) -> None:
         for variable in self.variable_declaration():

@@ -226,7 +226,8 @@ class Variable:
 class Entry:
     """A kernel: parameters in order, register types, variables, and a flat statement list.
 
-    `body` holds `Instr` and label strings in program order.
+    `body` holds `Instr` and label strings in program order. `lists` holds the labels of each
+    `.branchtargets`, by its own label.
     """
 
     name: str
@@ -236,6 +237,7 @@ class Entry:
     body: list[Any] = field(default_factory=list[Any])
     directives: dict[str, tuple[int, ...]] = field(default_factory=dict)
     target: str = ""  # of its module, such as "sm_100a"
+    lists: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass
