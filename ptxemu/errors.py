@@ -53,6 +53,10 @@ class HardwareRefusal(PtxEmuError):
     """Hardware would trap or reject: misaligned access, bad descriptor, TMEM not allocated, ..."""
 
 
+class AssertionFailed(HardwareRefusal):
+    """An assertion of the kernel failed (`assert` of CUDA C++, `tl.device_assert` of Triton)."""
+
+
 class OutOfBounds(HardwareRefusal):
     """An access outside the memory that the kernel may touch."""
 

@@ -31,7 +31,7 @@ from ptxemu.record.recorder import Recorder
 from ptxemu.report import LaunchReport
 from ptxemu.request import Stop
 from ptxemu.syntax.parser import TYPE_BYTES, parse
-from ptxemu.syntax.tree import Entry, Imm, Variable
+from ptxemu.syntax.tree import Entry, Sym, Variable
 
 # Accesses of this context's last launch, if it was checked.
 memory_before: ContextVar[GlobalShadow | None] = ContextVar("memory_before", default=None)
@@ -68,8 +68,13 @@ class Module:
         self._buffers: dict[str, np.ndarray] = {}
         self._symbols: dict[str, tuple[str, int]] = {}
         self._shared: list[Variable] = []
+        self._symbols |= {name: ("code", at) for name, at in self.tree.addresses.items()}
         for variable in self.tree.variables:
             self._place(variable)
+        for variable in self.tree.variables:
+            if variable.init and variable.name in self._buffers:
+                view = self._buffers[variable.name]
+                view[:] = _initial_bytes(variable, self._symbols)
         self._programs: dict[tuple[Any, ...], Program] = {}
 
     def _place(self, variable: Variable) -> None:
@@ -81,8 +86,6 @@ class Module:
         buffer = np.zeros(max(variable.nbytes, 1) + 255, np.uint8)
         start = -buffer.ctypes.data % 256
         view = buffer[start : start + variable.nbytes]
-        if variable.init:
-            view[:] = _initial_bytes(variable)
         self._buffers[variable.name] = view
         self._symbols[variable.name] = ("global", view.ctypes.data)
 
@@ -333,14 +336,14 @@ def _pack(program: Program, params: Sequence[bytes]) -> np.ndarray:
     return block
 
 
-def _initial_bytes(variable: Variable) -> np.ndarray:
-    """The initialiser of a module variable."""
+def _initial_bytes(variable: Variable, symbols: dict[str, tuple[str, int]]) -> np.ndarray:
+    """The initialiser of a module variable; symbols: spaces and addresses by name."""
     out = np.zeros(variable.nbytes, np.uint8)
     size = TYPE_BYTES[variable.type]
     for k, item in enumerate(variable.init):
-        if not isinstance(item, Imm):
-            raise UnsupportedPtx(f"initialiser of {variable.name} with a symbol")
-        bits = item.value
+        if isinstance(item, Sym) and (item.name not in symbols or size < 8):
+            raise UnsupportedPtx(f"initialiser of {variable.name} with {item.name}")
+        bits = symbols[item.name][1] + item.offset if isinstance(item, Sym) else item.value
         if isinstance(bits, float):
             if size not in (2, 4, 8):
                 raise UnsupportedPtx(f"initialiser of {variable.name} with a decimal number")

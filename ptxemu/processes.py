@@ -178,7 +178,7 @@ def _shared_mappings() -> list[tuple[int, int]]:
 _TALK = "its CTAs touch what others write"
 _INSTRUCTIONS = {
     "clusterlaunchcontrol": "its clusters take over the work of others (clusterlaunchcontrol)",
-    "call": "it prints",
+    "call": "it calls functions of the system, such as printf and malloc",
 }
 _WAIT = "its CTAs wait for others"
 _POLL_SECONDS = 0.25

@@ -20,7 +20,7 @@ import numpy as np
 from ptxemu.check.findings import Findings
 from ptxemu.check.undefined import CODE, NEVER, rescale
 from ptxemu.codegen import registry
-from ptxemu.codegen.flow import Flow, UndefinedRead
+from ptxemu.codegen.flow import METADATA, Flow, UndefinedRead
 from ptxemu.codegen.namespace import bits_mask, mask_bits
 from ptxemu.findings import Access, Finding, place_of
 from ptxemu.machine.state import Warp
@@ -295,8 +295,11 @@ class Registers:
 
     def local_codes(self, nbytes: int, size: int) -> np.ndarray:
         """[lane, element, byte of it]."""
-        if self.local is None:
-            self.local = np.full((32, nbytes), NEVER, CODE)
+        if self.local is None or self.local.shape[1] < nbytes:
+            local = np.full((32, nbytes), NEVER, CODE)
+            if self.local is not None:
+                local[:, : self.local.shape[1]] = self.local
+            self.local = local
         return self.local.reshape(32, -1, size)
 
 
@@ -412,7 +415,8 @@ class RegisterFlow:
         for site in sites:
             flow = self._flows[site]
             for metadata in flow.watched:
-                self._watch(site, metadata, mb & metadata_lanes(flow.instr), flow.sink)
+                lanes = mb & metadata_lanes(flow.instr) if flow.sink == METADATA else mb
+                self._watch(site, metadata, lanes, flow.sink)
             sources = [name for name in flow.sources if name in masks]
             if sources:
                 news = RULES[flow.kind](flow, masks, mb, *values)

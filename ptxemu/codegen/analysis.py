@@ -38,6 +38,7 @@ class Analysis:
 def analysed(entry: Entry, blocks: list[Block], symbols: dict[str, tuple[str, int]]) -> Analysis:
     """blocks: of the entry; their live_in and live_out are filled."""
     registers = RegisterFile(entry.registers)
+    registers.vary(entry.framed)
     lowered = [_lowered(block, registers, symbols) for block in blocks]
     registers.settle()
     defs = [lower.defs for lower in lowered]

@@ -15,7 +15,7 @@ from typing import Any
 
 from ptxemu.codegen import registry
 from ptxemu.errors import PtxSyntaxError, UnsupportedPtx
-from ptxemu.syntax.tree import Addr, Entry, Instr, Not, Reg, Special, Sym
+from ptxemu.syntax.tree import Addr, Entry, Instr, Not, Reg, Special, Sym, Vec
 
 # Which instructions a `.target` does not have, by their opcodes.
 #
@@ -141,7 +141,10 @@ class Block:
     label: str | None = None
     guard: Reg | Not | None = None  # of the terminator
     branch: str | int | None = None  # label, then block index once linked
-    targets: tuple[Any, ...] = ()  # of brx.idx: labels, then block indices once linked
+    # of a terminator with several targets: "brx", "call" or "ret", and labels, which are block
+    # indices once linked; those of a call are where it returns to, then functions
+    jump: str = ""
+    targets: tuple[Any, ...] = ()
     exits: bool = False  # the terminator ends the thread (guarded by `guard` where there is one)
     trap: bool = False
     # member-mask operands; None means all live lanes
@@ -154,7 +157,7 @@ class Block:
         """The next block, where this one always comes to it, and at once; else -1."""
         at_once = all(step.match and not step.match.form.blocking for step in self.steps)
         straight = self.guard is None and self.branch is None and not self.exits
-        straight = straight and not self.targets
+        straight = straight and not self.jump
         return self.index + 1 if straight and at_once and not self.members else -1
 
     @property
@@ -162,7 +165,7 @@ class Block:
         after = list(dict.fromkeys(self.targets))
         if isinstance(self.branch, int):
             after.append(self.branch)
-        if self.targets:
+        if self.jump:
             return after
         if (self.branch is None and not self.exits) or self.guard is not None:
             after.append(self.index + 1)
@@ -181,7 +184,7 @@ class _Builder:
     def cut(self) -> Block:
         """A fresh block, unless the current one is still empty."""
         block = self.current
-        if block.steps or block.branch is not None or block.exits:
+        if block.steps or block.branch is not None or block.exits or block.jump:
             self.blocks.append(Block(len(self.blocks)))
         return self.current
 
@@ -190,6 +193,8 @@ class _Builder:
             self.label(item)
         elif item.root == "bra":
             self.branch(item)
+        elif item.opcode in ("call.frame", "ret.frame"):
+            self.jump(item, [x for x in item.operands[1:] if isinstance(x, (Sym, Vec))])
         elif item.root in EXITS and not (item.root == "trap" and item.guard):
             self.exit(item)
         elif item.guard is not None:
@@ -224,8 +229,17 @@ class _Builder:
         if len(instr.operands) != 2 or labels is None:
             what = "brx.idx needs an index and the label of .branchtargets"
             raise PtxSyntaxError(what, line=instr.line, text=instr.text)
+        self.jump(instr, [Sym(label) for label in labels])
+
+    def jump(self, instr: Instr, targets: list[Sym | Vec]) -> None:
+        """A terminator with any number of targets."""
         self.current.steps.append(Step(instr, registry.match(instr)))
-        self.current.targets = labels
+        self.current.jump = instr.root
+        self.current.targets = tuple(
+            label.name
+            for each in targets
+            for label in (each.items if isinstance(each, Vec) else (each,))
+        )
         self.blocks.append(Block(len(self.blocks)))
 
     def exit(self, instr: Instr) -> None:

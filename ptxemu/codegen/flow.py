@@ -111,7 +111,7 @@ def flow_of(site: int, instr: Instr, written: set[str], wide: frozenset[str]) ->
         position = METADATA_AT[instr.root] - (len(instr.operands) - len(operands))
         watched += names(operands[position])
         operands = (*operands[:position], *operands[position + 1 :])
-    elif instr.root == "brx":
+    elif instr.root == "brx" or instr.opcode == "call.frame":
         watched += names(operands[0])
     for operand in operands:
         if kind in MEMORY and (isinstance(operand, Addr) or kind == "operation"):
@@ -160,8 +160,8 @@ def _kind(instr: Instr, targets: tuple[Any, ...], operands: tuple[Any, ...]) -> 
 def _sink(instr: Instr) -> str:
     if instr.root in _BARRIERS:
         return "a barrier operand"
-    if instr.root == "brx":
-        return "the index of a branch"
+    if instr.root in ("brx", "call"):
+        return "the index of a branch" if instr.root == "brx" else "the address of a function"
     if is_sparse(instr):
         return METADATA
     if instr.opcode.startswith("tcgen05.mma"):

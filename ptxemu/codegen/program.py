@@ -384,10 +384,9 @@ class Program:
         jump = "" if lower.jump is None else writer.expr(lower.jump)
         for store, text in writer.stored(stores, lower.partial):
             writer.line(self._store(lower, text, *store))
-        if jump:
-            mask = "mb" if lower.partial else "0xffffffff"
+        if lower.block.jump:
             writer.instr = lower.block.steps[-1].instr
-            writer.line(f"return jump_by_index(w, {jump}, {lower.block.targets}, {mask})")
+            writer.line(self._jump(jump, lower.block, "mb" if lower.partial else "0xffffffff"))
         else:
             writer.line(self._terminator(condition, lower.block, guard, lower.partial))
 
@@ -436,6 +435,20 @@ class Program:
             promoted = lower.nonuniform or lower.partial
             return f"{line}; w.nonuniform.discard({name!r})" if promoted else line
         return f"{line}; w.nonuniform.add({name!r})"
+
+    def _jump(self, where: str, block: Block, mask: str) -> str:
+        """A terminator of `ops.jumps`; where: the expression of an index or an address, if any."""
+        if block.jump == "brx":
+            return f"return jump_by_index(w, {where}, {block.targets}, {mask})"
+        if block.jump == "ret":
+            return f"return return_from_frame(w, {mask})"
+        back, *functions = block.targets
+        kept = tuple(sorted(self.blocks[back].live_in & self.entry.framed))
+        if not where:
+            name = self.blocks[functions[0]].label
+            return f"return call_frame(w, {name!r}, {functions[0]}, {back}, {kept}, {mask})"
+        table = {self.entry.pointers[str(self.blocks[k].label)]: k for k in functions}
+        return f"return call_address(w, {where}, {table}, {back}, {kept}, {mask})"
 
     def _terminator(
         self, condition: str | None, block: Block, guard: Value | None, partial: int

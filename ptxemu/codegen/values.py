@@ -228,6 +228,11 @@ class RegisterFile:
             name = self._alias[name]
         return name
 
+    def vary(self, names: set[str]) -> None:
+        """Registers whose contents differ between lanes by nature: those of recursive functions."""
+        for name in names:
+            self._deps[name].add(VARYING)
+
     # -- decided once -----------------------------------------------------------------------
 
     def settle(self) -> None:

@@ -263,10 +263,10 @@ def _scatter_cta(
 
 def _local(w: Warp, where: tuple[np.ndarray, np.ndarray], size: int, write: bool) -> np.ndarray:
     """Local memory as [lane, element of `size` bytes], made on first use; `where` is accessed."""
-    if w.local is None:
-        nbytes = -(-w.program.layout.local_bytes // 16) * 16
-        w.local = np.full((32, nbytes), POISON_BYTE, np.uint8)
-    room = w.local.shape[1]
+    room = -(-w.program.layout.local_bytes // 16) * 16
+    if w.local is None or w.local.shape[1] < room:
+        _make_local(w, room, (int(where[1].max(initial=0)) + 1) * size)
+    assert w.local is not None
     beyond = (where[1] < 0) | (where[1] >= room // size)
     if beyond.any():
         what = "write to" if write else "read of"
@@ -278,3 +278,19 @@ def _local(w: Warp, where: tuple[np.ndarray, np.ndarray], size: int, write: bool
     for each in w.listeners:
         each.local_access(w, *where, size, write)
     return w.local.view(f"u{size}")
+
+
+_LOCAL_BYTES = 16 << 10  # of a thread, to begin with
+
+
+def _make_local(w: Warp, room: int, needed: int) -> None:
+    """Local memory of at least `needed` bytes, up to `room`: a stack is rarely used up."""
+    before = 0 if w.local is None else w.local.shape[1]
+    nbytes = before or min(room, _LOCAL_BYTES)
+    while nbytes < min(needed, room):
+        nbytes = min(2 * nbytes, room)
+    if nbytes > before:
+        local = np.full((32, nbytes), POISON_BYTE, np.uint8)
+        if w.local is not None:
+            local[:, :before] = w.local
+        w.local = local

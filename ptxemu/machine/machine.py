@@ -22,6 +22,7 @@ from ptxemu.findings import Finding, Launch, place_of
 from ptxemu.machine.access import SHARED_WINDOW
 from ptxemu.machine.async_ops import Work, WorkQueue
 from ptxemu.machine.fragment import unravelled
+from ptxemu.machine.heap import HEAP
 from ptxemu.machine.listener import Listener
 from ptxemu.machine.memory import GlobalMemory, views_of
 from ptxemu.machine.scheduler import Scheduler
@@ -88,6 +89,7 @@ class Machine:
         self.param_base = params.ctypes.data
         self.param_views = views_of(params)
         self.memory = memory
+        HEAP.admit(memory)
         self.options = options
         self.late = options.policy == "adversarial"
         self.listeners = listeners

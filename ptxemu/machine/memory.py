@@ -207,6 +207,7 @@ class GlobalMemory:
         self._allocated = allocated if allowed is None else None
         self._outside: Callable[[Stray], None] | None = None
         self._extra: list[Range] = []
+        self._heap: dict[int, Range] = {}  # blocks that kernels have allocated
         self._blocks: list[Block] = []  # sorted
         self._can_refresh = allowed is None
         self.table = Table()
@@ -226,7 +227,8 @@ class GlobalMemory:
     def _set(self, ranges: list[Range]) -> None:
         """Ranges, and what else is allowed. Allocations that happen to be neighbours stay apart."""
         self._given = ranges
-        self._ranges = _merge(ranges + self._extra, neighbours=self._allocated is None)
+        more = [*self._extra, *self._heap.values()]
+        self._ranges = _merge(ranges + more, neighbours=self._allocated is None)
         self._starts = [r[0] for r in self._ranges]
         self._last = (0, 0, False)
         self.table.forget()
@@ -242,6 +244,26 @@ class GlobalMemory:
         """Add a range, for parameter blocks and module variables."""
         self._extra.append((address, address + nbytes, True))
         self._set(self._given)
+
+    def insert(self, address: int, nbytes: int) -> None:
+        """Add a block of the device's heap, quickly: there may be thousands."""
+        found = address, address + nbytes, True
+        if self._find(*found) is not None:  # every mapping of the process is allowed
+            return
+        self._heap[address] = found
+        index = bisect.bisect_right(self._starts, address)
+        self._ranges.insert(index, found)
+        self._starts.insert(index, address)
+
+    def remove(self, address: int) -> None:
+        """Remove a block that `insert` added."""
+        if self._heap.pop(address, None) is None:
+            return
+        index = bisect.bisect_left(self._starts, address)
+        if self._starts[index : index + 1] == [address]:
+            del self._ranges[index], self._starts[index]
+        self._last = (0, 0, False)
+        self.table.forget()
 
     def tell(self, outside: Callable[[Stray], None]) -> None:
         """Register a function that gets every access that is not allowed.

@@ -20,6 +20,7 @@ from ptxemu.ops import (  # noqa: F401  (imported for their registrations)
     load_store,
     matrix_copy,
     mbarrier,
+    system_calls,
     tcgen05_copy,
     tcgen05_mma,
     tensor_copy,

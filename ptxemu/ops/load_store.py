@@ -71,6 +71,9 @@ def elements(c: Lower, i: Instr, f: Match, operand: object) -> tuple[Any, ...]:
 def load(c: Lower, i: Instr, f: Match) -> list[Any]:
     space = space_of(f)
     size, type_ = _element(f.type)
+    result = space == "param" and c.arguments.get(getattr(i.operands[1].base, "name", ""))
+    if result:  # of a call of the system, in this block
+        return [c.convert(result, type_)]
     wide = f.type == "b128"
     count = len(elements(c, i, f, i.operands[0])) * (1 + wide)
     address = address_value(c, i.operands[1], space)

@@ -1,5 +1,5 @@
 """Calls of functions that the module defines: each call becomes the function's body. PTX ISA,
-"call", ".func", "Function Declarations and Definitions".
+"call", ".func", "Function Declarations and Definitions". `syntax.frames` has those that cannot.
 
 Names of a function get the number of the call, so that two calls share no register. Arguments and
 results in the .param space become registers, one for each offset that somebody stores or loads;
@@ -42,31 +42,51 @@ class Function:
         return [*self.results, *self.code.params]
 
 
-def inline_calls(entry: Entry, functions: dict[str, Function]) -> None:
-    """Replace the calls of `functions` in the body of an entry. Raises UnsupportedPtx for
-    recursion, for more calls or deeper ones than MOST_CALLS and MOST_NESTED say, and for arguments
-    whose parts are accessed in several sizes or in fewer than 32 bits."""
-    if functions and any(_callee(item, functions) for item in entry.body):
-        _Inliner(entry, functions).run()
+class NeedsFrame(Exception):
+    """A call whose arguments cannot be registers: their parts are accessed in several sizes or in
+    fewer than 32 bits, or another call that has a frame uses the same variable."""
 
 
-def _callee(item: object, functions: dict[str, Function]) -> Function | None:
+def callee_of(item: object, functions: dict[str, Function]) -> Function | None:
+    """Return the function of the module that an instruction calls by its name."""
     if not isinstance(item, Instr) or item.root != "call":
         return None
     named = [operand.name for operand in item.operands if isinstance(operand, Sym)]
     return functions.get(named[0]) if named else None
 
 
-class _Inliner:
-    """Inlines the calls of one entry."""
+def calls_by_address(item: object) -> bool:
+    """Whether an instruction calls what a register points to."""
+    return isinstance(item, Instr) and item.root == "call" and _has_register(item)
 
-    def __init__(self, entry: Entry, functions: dict[str, Function]) -> None:
+
+def _has_register(instr: Instr) -> bool:
+    return any(isinstance(operand, Reg) for operand in instr.operands)
+
+
+class Inliner:
+    """Replaces calls in the body of `entry`: those of `functions` but not of `framed`.
+
+    Raises UnsupportedPtx for more calls or deeper ones than MOST_CALLS and MOST_NESTED say, and
+    NeedsFrame.
+    """
+
+    def __init__(
+        self, entry: Entry, functions: dict[str, Function], framed: frozenset[str]
+    ) -> None:
         self.entry = entry
-        self.functions = functions
+        self.functions = {name: f for name, f in functions.items() if f.code.name not in framed}
+        self.all = functions
         self.calls = 0
 
     def run(self) -> None:
         self.entry.body = list(self.expanded(self.entry.body, {}, ()))
+
+    def keeps(self, item: object) -> bool:
+        """Whether an instruction is a call that keeps its arguments in memory."""
+        return calls_by_address(item) or (
+            callee_of(item, self.functions) is None and callee_of(item, self.all) is not None
+        )
 
     def expanded(
         self, body: list[Any], formals: dict[str, str], open_: tuple[str, ...]
@@ -74,32 +94,34 @@ class _Inliner:
         """The items of a body; formals: .param variables that are registers already, by the name of
         those; open_: functions that are being inlined."""
         passed = dict(formals)
+        stored: set[str] = set()
         for item in body:
-            callee = _callee(item, self.functions)
-            if callee:
-                passed |= {name: name for name in _actuals(item) if isinstance(name, str)}
+            if callee_of(item, self.functions):
+                passed |= {name: name for name in actuals_of(item) if isinstance(name, str)}
+            elif self.keeps(item):
+                stored |= {name for name in actuals_of(item) if isinstance(name, str)}
+        if stored & passed.keys():
+            raise NeedsFrame
         for item in body:
-            callee = _callee(item, self.functions)
+            callee = callee_of(item, self.functions)
             if callee:
                 yield from self.call(item, callee, passed, open_)
-            elif isinstance(item, Instr) and _param_of(item) in passed:
+            elif isinstance(item, Instr) and param_of(item) in passed:
                 yield from self.moves(item, passed)
+            elif isinstance(item, Instr) and not passed.keys().isdisjoint(_addressed(item)):
+                raise NeedsFrame
             else:
                 yield item
 
     def call(
         self, instr: Instr, callee: Function, passed: dict[str, str], open_: tuple[str, ...]
     ) -> Iterator[Any]:
-        name = callee.code.name
-        if name in open_:
-            raise _refused(instr, f"a recursive call of {name}")
-        actuals = _actuals(instr)
-        if len(actuals) != len(callee.formals):
-            raise _refused(instr, f"a call of {name} with {len(actuals)} results and arguments")
+        name, actuals = callee.code.name, actuals_of(instr)
+        require_count(instr, name, len(callee.formals))
         if len(open_) == MOST_NESTED:
-            raise _refused(instr, f"more than {MOST_NESTED} nested calls")
+            raise refused(instr, f"more than {MOST_NESTED} nested calls")
         if self.calls == MOST_CALLS:
-            raise _refused(instr, f"more than {MOST_CALLS} calls in a kernel, all of them inlined")
+            raise refused(instr, f"more than {MOST_CALLS} calls in a kernel, all of them inlined")
         self.calls += 1
         suffix = f"@{name}@{self.calls}"
         end, around = f"end{suffix}", f"around{suffix}"
@@ -119,7 +141,7 @@ class _Inliner:
             operands = (actual, own) if result else (own, actual)
             move = Instr(f"mov.{formal.type}", operands, None, instr.line, instr.text)
             (after if result else before).append(move)
-        body = [_renamed_item(item, names, end) for item in callee.code.body]
+        body = [renamed_item(item, names, end) for item in callee.code.body]
         yield from before
         yield from self.expanded(body, formals, (*open_, name))
         yield end
@@ -152,21 +174,28 @@ class _Inliner:
         assert isinstance(address.base, Sym)
         bits = TYPE_BITS[instr.type]
         if bits not in (32, 64):
-            raise _refused(instr, f"an argument of {bits} bits")
+            raise NeedsFrame
         for k, item in enumerate(value.items if isinstance(value, Vec) else (value,)):
             offset = address.offset + address.base.offset + k * bits // 8
             held = f"{passed[address.base.name]}@{offset}"
             if self.entry.registers.setdefault(held, f"b{bits}") != f"b{bits}":
-                raise _refused(instr, f"{address.base.name} in several sizes")
+                raise NeedsFrame
             operands = (Reg(held), item) if stores else (item, Reg(held))
             yield replace(instr, opcode=f"mov.{instr.type}", operands=operands)
 
 
-def _refused(instr: Instr, what: str) -> UnsupportedPtx:
+def require_count(instr: Instr, name: str, formals: int) -> None:
+    """A call has as many results and arguments as its function."""
+    if (count := len(actuals_of(instr))) != formals:
+        raise refused(instr, f"a call of {name} with {count} results and arguments")
+
+
+def refused(instr: Instr, what: str) -> UnsupportedPtx:
+    """An error with the place of the call."""
     return UnsupportedPtx(f"unsupported call: {what}", line=instr.line, text=instr.text)
 
 
-def _actuals(instr: Instr) -> list[Any]:
+def actuals_of(instr: Instr) -> list[Any]:
     """Return the arguments of a call, results first.
 
     They are names of .param variables, or registers and numbers.
@@ -175,7 +204,12 @@ def _actuals(instr: Instr) -> list[Any]:
     return [item.name if isinstance(item, Sym) else item for items in lists for item in items]
 
 
-def _param_of(instr: Instr) -> str:
+def _addressed(instr: Instr) -> list[str]:
+    """The symbols whose address the instruction has as an operand."""
+    return [operand.name for operand in instr.operands if isinstance(operand, Sym)]
+
+
+def param_of(instr: Instr) -> str:
     """The variable that a st.param or ld.param names."""
     if instr.root not in ("st", "ld") or not {"param", "param::func"} & set(instr.parts):
         return ""
@@ -189,11 +223,14 @@ def _labels(body: list[Any]) -> list[str]:
     return [item for item in body if isinstance(item, str)]
 
 
-def _renamed_item(item: Any, names: dict[str, str], end: str) -> Any:
-    """A label or an instruction of a function under its new names."""
+def renamed_item(item: Any, names: dict[str, str], end: str) -> Any:
+    """A label or an instruction of a function under its new names. end: where its `ret` goes; ""
+    for one that has a frame."""
     if isinstance(item, str):
         return names[item]
     guard = _renamed(item.guard, names)
+    if item.root == "ret" and not end:
+        return replace(item, opcode="ret.frame", guard=guard)
     if item.root == "ret":
         return replace(item, opcode="bra", operands=(Sym(end),), guard=guard)
     operands = tuple(_renamed(operand, names) for operand in item.operands)

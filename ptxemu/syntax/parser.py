@@ -9,7 +9,8 @@ import re
 from typing import Any, NoReturn
 
 from ptxemu.errors import PtxEmuError, PtxSyntaxError, UnsupportedPtx
-from ptxemu.syntax.inline import Function, inline_calls
+from ptxemu.syntax.frames import function_addresses, resolve_calls
+from ptxemu.syntax.inline import Function
 from ptxemu.syntax.lexer import Token, integer_literal, register_count, tokenize, variable_bytes
 from ptxemu.syntax.tree import (
     CARRY,
@@ -107,8 +108,12 @@ TYPE_BYTES = {name: TYPE_BITS[name] // 8 for name in _DECLARED.split()}  # of va
 _TEXTURES = ("texref", "samplerref", "surfref")
 _SPACES = (".shared", ".global", ".const", ".local", ".param")
 _LINKAGE = (".extern", ".visible", ".weak", ".common")
-_SKIPPED_LINES = (".pragma", ".address_size", ".alias")
-_LISTS = (".branchtargets",)  # label: directive of labels or functions;
+_SKIPPED_LINES = (".pragma", ".address_size")
+_LISTS = (
+    ".branchtargets",
+    ".calltargets",
+    ".callprototype",
+)  # label: directive of labels or functions;
 _SPECIAL = re.compile(
     r"%(?:tid|ntid|ctaid|nctaid|clusterid|nclusterid|cluster_ctaid|cluster_nctaid)(?:\.[xyz])?$"
     r"|%(?:laneid|warpid|nwarpid|smid|nsmid|gridid|clock|clock_hi|clock64|globaltimer|globaltimer_lo"
@@ -132,6 +137,8 @@ class Parser:
         self.entry: Entry | None = None
         self.target = ""
         self.definitions: dict[str, Function] = {}
+        self.aliases: dict[str, str] = {}  # of functions
+        self.signatures: dict[str, Vec] = {}  # of .callprototype and .calltargets, by label
         self.registers: dict[str, Reg] = {}  # one object for all uses
 
     # -- token helpers ----------------------------------------------------------------------
@@ -193,9 +200,28 @@ class Parser:
     def parse(self) -> ModuleTree:
         while self.kind() != "end":
             self.module_statement()
+        for alias, name in self.aliases.items():
+            if name in self.definitions:
+                self.definitions.setdefault(alias, self.definitions[name])
+        self.tree.addresses = function_addresses(self.definitions)
+        taken = {name: at for name, at in self.tree.addresses.items() if name in self.taken}
         for entry in self.tree.entries.values():
-            inline_calls(entry, self.definitions)
+            resolve_calls(entry, self.definitions, taken)
         return self.tree
+
+    @property
+    def taken(self) -> set[str]:
+        """Names whose address an instruction or an initialiser takes."""
+        entries = [*self.tree.entries.values(), *(f.code for f in self.definitions.values())]
+        variables = [*self.tree.variables, *(each for e in entries for each in e.variables)]
+        found: list[Any] = [item for each in variables for item in each.init]
+        for instr in (item for e in entries for item in e.body if isinstance(item, Instr)):
+            if instr.root == "call":  # a list of targets stands behind the arguments
+                last = instr.operands[-1] if instr.operands else None
+                found += last.items if isinstance(last, Vec) else ()
+            else:
+                found += instr.operands
+        return {item.name for item in found if isinstance(item, Sym)}
 
     def module_statement(self) -> None:
         word = self.peek()
@@ -209,6 +235,9 @@ class Parser:
                 self.next()
         elif word == ".file":
             self.file_directive()
+        elif word == ".alias":
+            _, alias, _, name, *_ = self.skip_line()
+            self.aliases[alias] = name
         elif word in _SKIPPED_LINES:
             self.skip_line()
         elif word == ".section":
@@ -352,9 +381,19 @@ class Parser:
         return tuple(items)
 
     def immediate_or_symbol(self) -> Imm | Sym:
-        if self.kind() == "word":
-            return Sym(self.next())
-        return self.immediate()
+        """A number, or the address of a symbol, also a generic one: `name+8`, `generic(name)`."""
+        if self.kind() != "word":
+            return self.immediate()
+        name = self.next()
+        if name == "generic" and self.accept("("):
+            name = self.next()
+            offset = self.optional_offset()
+            self.expect(")")
+            return Sym(name, offset + self.optional_offset())
+        return Sym(name, self.optional_offset())
+
+    def optional_offset(self) -> int:
+        return self.signed_offset() if self.peek() in ("+", "-") else 0
 
     # -- entries ----------------------------------------------------------------------------
 
@@ -414,14 +453,31 @@ class Parser:
             entry.body.append(self.instruction())
 
     def label_list(self, entry: Entry) -> None:
-        """`name: .branchtargets label, label;`, over any number of lines."""
+        """`name: .branchtargets label, label;` and its like, over any number of lines."""
         name = self.scopes.declare(self.next())
-        self.at += 2
+        self.next()
+        directive = self.next()
+        if directive == ".callprototype":
+            self.prototype(name)
+            return
         labels = [self.scopes.resolve(self.next())]
         while self.accept(","):
             labels.append(self.scopes.resolve(self.next()))
         self.expect(";")
-        entry.lists[name] = tuple(labels)
+        if directive == ".calltargets":
+            self.signatures[name] = Vec(tuple(Sym(label) for label in labels))
+        else:
+            entry.lists[name] = tuple(labels)
+
+    def prototype(self, name: str) -> None:
+        """`(results) _ (parameters)`: kept as the number of results and the bytes of all."""
+        results = self.formals()
+        self.next()
+        formals = [*results, *self.formals()]
+        while not self.accept(";"):
+            self.next()
+        sizes = (len(results), *(formal.nbytes for formal in formals))
+        self.signatures[name] = Vec(tuple(Imm(size) for size in sizes))
 
     def local_variable(self, entry: Entry) -> None:
         for variable in self.variable_declaration():
@@ -485,6 +541,8 @@ class Parser:
                 self.expect(";")
                 break
         text = self.lines[line - 1].strip()
+        if opcode in ("call", "call.uni") and operands and isinstance(operands[-1], Sym):
+            operands[-1] = self.signatures.get(operands[-1].name, operands[-1])
         return Instr(opcode, tuple(operands), guard, line, text, self.line_info.here)
 
     def predicate(self) -> Reg | Not:

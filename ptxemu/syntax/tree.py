@@ -227,7 +227,8 @@ class Entry:
     """A kernel: parameters in order, register types, variables, and a flat statement list.
 
     `body` holds `Instr` and label strings in program order. `lists` holds the labels of each
-    `.branchtargets`, by its own label.
+    `.branchtargets`, by its own label. `framed` has the registers of functions with frames, and
+    `pointers` the addresses of such functions, by the labels of their bodies (`syntax.frames`).
     """
 
     name: str
@@ -238,6 +239,8 @@ class Entry:
     directives: dict[str, tuple[int, ...]] = field(default_factory=dict)
     target: str = ""  # of its module, such as "sm_100a"
     lists: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    framed: set[str] = field(default_factory=set[str])
+    pointers: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -247,4 +250,5 @@ class ModuleTree:
     entries: dict[str, Entry] = field(default_factory=dict)
     variables: list[Variable] = field(default_factory=list)
     functions: set[str] = field(default_factory=set)  # declared or defined .func names
+    addresses: dict[str, int] = field(default_factory=dict)  # of the functions that it defines
     files: dict[int, str] = field(default_factory=dict)  # .file number -> path
