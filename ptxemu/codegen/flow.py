@@ -111,6 +111,9 @@ def flow_of(site: int, instr: Instr, written: set[str], wide: frozenset[str]) ->
         position = METADATA_AT[instr.root] - (len(instr.operands) - len(operands))
         watched += names(operands[position])
         operands = (*operands[:position], *operands[position + 1 :])
+    elif instr.root == "wmma" and kind in MEMORY:
+        watched += [name for stride in instr.operands[2:] for name in names(stride)]
+        operands = operands[: len(operands) - len(instr.operands[2:])]
     elif instr.root == "brx" or instr.opcode == "call.frame":
         watched += names(operands[0])
     for operand in operands:
@@ -146,9 +149,9 @@ def _kind(instr: Instr, targets: tuple[Any, ...], operands: tuple[Any, ...]) -> 
         if isinstance(operands[0], Vec):
             return "pack"
         return "unpack" if len(targets) > 1 else "halves"
-    if instr.opcode.startswith("tcgen05.ld."):
+    if instr.opcode.startswith(("tcgen05.ld.", "wmma.load.")):
         return "load"
-    if instr.opcode.startswith("tcgen05.st."):
+    if instr.opcode.startswith(("tcgen05.st.", "wmma.store.")):
         return "store"
     if root in _OPERATIONS or instr.opcode.startswith("clusterlaunchcontrol.try_cancel"):
         return "operation"

@@ -223,7 +223,7 @@ class Program:
     def _grain(self, other: str) -> int:
         sizes = [4]
         for instr in self.sites:
-            if instr.root in ("ld", "st", "atom", "red") and other not in instr.parts:
+            if instr.root in ("ld", "st", "atom", "red", "wmma") and other not in instr.parts:
                 sizes += [TYPE_BITS[part] // 8 for part in instr.parts[-1:] if part in TYPE_BITS]
         return max(min(sizes), 1)
 

@@ -27,6 +27,7 @@ from ptxemu.ops import (  # noqa: F401  (imported for their registrations)
     warp,
     warp_mma,
     wgmma,
+    wmma,
 )
 
 __all__ = ["registry"]

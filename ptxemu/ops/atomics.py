@@ -59,6 +59,43 @@ def _one(c: Lower, f: Match, target: object, address: Value, values: list[Value]
     c.dst(target, out[0])
 
 
+@op("atom", types="b128", flags=_FLAGS.replace(_OPS, "cas exch"))
+def emit_wide_atomic(c: Lower, i: Instr, f: Match) -> tuple[Value, Value]:
+    """exch and cas of 128 bits."""
+    _, where, *sources = i.operands
+    values = [half for source in sources for half in c.halves(source)]
+    if len(sources) != (2 if "cas" in f.flags else 1):
+        raise UnsupportedPtx(f"{i.opcode} with {len(sources)} operands behind the address")
+    order = f.pick("acquire", "release", "acq_rel", default="relaxed") + f" {f.pick('cta')}"
+    address = address_value(c, where, space_of(f))
+    text = f"wide_atomic(w, '{space_of(f)}', '{order}', {{0}}, {fields(values, 1)})"
+    low, high = c.effect(text, address, *values, results=[("u64", False)] * 2, matrix=True)
+    return low, high
+
+
+@runtime
+def wide_atomic(w: Warp, space: str, order: str, address: PerLane, *values: PerLane) -> np.ndarray:
+    """The old values, [half, lane]. values: halves of what is stored or, of a comparison, halves of
+    what is expected before those."""
+    w.how = f"atomic {order}"
+    out = np.zeros((2, 32), np.uint64)
+    columns = [w.lane_values(value) for value in values]
+    for each in w.listeners:
+        each.atomic(w, space, "cas" if len(values) > 2 else "exch", address, 16)
+    for position, (lane, where) in enumerate(zip(w.lanes(), w.lane_values(address), strict=True)):
+        old = access.load_scalar(w, space, where, 8, 2)
+        *expected, low, high = (column[position] for column in columns)
+        new = [low, high] if not expected or old == expected else old
+        if new != old:
+            w.machine.note_progress()
+        else:
+            w.polled = True
+        access.store_scalar(w, space, where, 8, tuple(new))
+        out[:, lane] = old
+    w.how = ""
+    return out
+
+
 def _wrap(function: Callable[[int, int], int]) -> Callable[..., Any]:
     return lambda old, value, width: function(old, value) & ((1 << width) - 1)
 

@@ -37,6 +37,8 @@ UNWITNESSED: tuple[tuple[str, str], ...] = (
         "younger than the record: no GPU has been asked yet",
     ),
     (r"(tcgen05\.cp|stmatrix b8) .*", "no instruction of sm_90a"),
+    (r"(wmma\..*|brx\.idx|atom b128) .*", "younger than the record: no GPU has been asked yet"),
+    (r"(call|ret)\.frame .*", "no instruction of PTX: what a call with a frame becomes"),
 )
 
 Item = tuple[str, str]  # (a form's name and types, a flag or a combination of types)
@@ -106,13 +108,9 @@ def missing(ran: Iterable[str], refused: Iterable[str]) -> dict[Item, str]:
 
 _REGISTERS = """.reg .pred %p<4>; .reg .b16 %h<4>; .reg .b32 %r<16>; .reg .b64 %w<16>;
 .reg .b128 %q<4>; .reg .f32 %f<16>; .reg .f64 %x<4>;"""
-_EIGHT = "{%f0, %f1, %f2, %f3, %f4, %f5, %f6, %f7}"
-_HALVES = "{%r0, %r1, %r2, %r3, %r4, %r5, %r6, %r7}"
 _MULTICAST = "memory of several GPUs at one address; a launch here has one"
 _TEXTURE = "textures and surfaces are no memory that a tensor library hands to a kernel"
 _VIDEO = "made of ordinary instructions since sm_50; no kernel of tensor cores has one"
-_WMMA = "its fragments lie in registers as the manual does not say; mma has what it does"
-_WIDE = "an atomic of 128 bits, for lock-free lists"
 _STACK = "memory of a size known at run time; compilers of kernels make arrays"
 _DOUBLE = "an approximation in the upper half of f64, whose bits nothing promises"
 
@@ -121,8 +119,6 @@ DECLINED: tuple[tuple[str, str], ...] = (
     ("fma.rn{|.relu}.oob.{f16x2|bf16x2} %r0, %r1, %r2, %r3", "for NaNs that a tensor map fills in"),
     ("{rcp|rsqrt}.approx.ftz.f64 %x0, %x1", _DOUBLE),
     ("rsqrt.approx.f64 %x0, %x1", _DOUBLE),
-    ("atom{|.acq_rel.gpu}{.global|.shared}.exch.b128 %q0, [%w0], %q1", _WIDE),
-    ("atom.global.cas.b128 %q0, [%w0], %q1, %q2", _WIDE),
     ("multimem.ld_reduce.relaxed.gpu.global.add.f32 %f0, [%w0]", _MULTICAST),
     ("multimem.ld_reduce.global.add.v4.f32 {%f0, %f1, %f2, %f3}, [%w0]", _MULTICAST),
     ("multimem.st.relaxed.gpu.global.f32 [%w0], %f0", _MULTICAST),
@@ -133,12 +129,6 @@ DECLINED: tuple[tuple[str, str], ...] = (
     ("vset.u32.u32.lt %r0, %r1, %r2", _VIDEO),
     ("v{add|sub|avrg|absdiff|min|max}{2|4}.u32.u32.u32 %r0, %r1, %r2, %r3", _VIDEO),
     ("vset{2|4}.u32.u32.lt %r0, %r1, %r2, %r3", _VIDEO),
-    (f"wmma.load.a.sync.aligned.m16n16k16.row.f16 {_HALVES}, [%w0]", _WMMA),
-    (
-        f"wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32 {_EIGHT}, {_HALVES}, {_HALVES}, {_EIGHT}",
-        _WMMA,
-    ),
-    (f"wmma.store.d.sync.aligned.m16n16k16.row.f32 [%w0], {_EIGHT}", _WMMA),
     ("tex.2d.v4.f32.f32 {%f0, %f1, %f2, %f3}, [%w0, {%f4, %f5}]", _TEXTURE),
     ("suld.b.1d.b32.trap %r0, [%w0, {%r1}]", _TEXTURE),
     ("txq.width.b32 %r0, [%w0]", _TEXTURE),
