@@ -63,15 +63,16 @@ class Image(NamedTuple):
 def smem_desc(value: int) -> SmemDesc:
     """Decode a 64-bit shared-memory matrix descriptor.
 
-    Raises HardwareRefusal for reserved values, UnsupportedPtx for a non-zero base offset and for
-    the absolute leading-dimension mode (sm_103a).
+    Raises HardwareRefusal for reserved values, UnsupportedPtx for a non-zero base offset with a
+    swizzle and for the absolute leading-dimension mode (sm_103a).
     """
     layout = value >> 61 & 0x7
     if layout not in _LAYOUTS:
         raise HardwareRefusal(f"matrix descriptor {value:#018x}: swizzle mode {layout} is invalid")
     if value >> 46 & 0x7 != 1 or value >> 53 & 0xFF or value & 0xC000_C000:
         raise HardwareRefusal(f"matrix descriptor {value:#018x}: reserved or constant bits wrong")
-    if value >> 49 & 0xF:
+    absolute, base = value >> 52 & 1, value >> 49 & 0x7
+    if absolute or (base and layout):  # without a swizzle there is no pattern to be off: Triton
         raise UnsupportedPtx(f"matrix descriptor {value:#018x}: base offset or absolute LBO mode")
     return SmemDesc(
         start=(value & 0x3FFF) << 4,
@@ -99,7 +100,9 @@ _SPARSE = 1 << 2
 _SELECTORS = {"f16": 2, "tf32": 2}  # so many; 1 of other kinds
 _PACKED_VERSION = 1 << 12
 _K_SIZE = 1 << 3 | 1 << 31  # of the packed kinds; 0 is K = 64
-_MN_MAJOR_FORMATS = {"f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8"}
+# Those of fewer than 8 bits lie in bytes of their own here, 16 of them along M or N in 16 bytes
+# with padding, as TMA writes them. CUTLASS's page on Blackwell lists TN, NT, TT and NN for them.
+_MN_MAJOR_FORMATS = {"f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8", "e2m1", "e2m3", "e3m2"}
 _SCALE_FORMATS = {0: "ue4m3", 1: "ue8m0"}
 
 

@@ -197,13 +197,17 @@ def pack_saturated(c: Lower, i: Instr, f: Match) -> Value:
     return out
 
 
-@op("cvt", types=("bf16x2", "s2f6x2"), flags="rn satfinite relu scaled::n2::ue8m0")
-def unpack_scaled_fixed(c: Lower, i: Instr, f: Match) -> Value:
-    """Two s2f6 codes, each times the ue8m0 scale in the same place, to bf16."""
+@op("cvt", types=("bf16x2", f"s2f6x2 {_NARROW}"), flags="rn satfinite relu scaled::n2::ue8m0")
+def unpack_scaled(c: Lower, i: Instr, f: Match) -> Value:
+    """Two narrow codes, each times the ue8m0 scale in the same place, to bf16."""
+    name = f.types[1].removesuffix("x2")
     codes = c.src(i.operands[1], "u16")
     scales = c.src(i.operands[2], "u16") if len(i.operands) > 2 else constant(0x7F7F, "u16")
+    shift, mask = (4, 0xF) if name == "e2m1" else (8, 0xFF)
     part = (
-        "formats.f32_to_bf16(formats.s2f6_to_f32(({{0}} >> {n} & 0xff).astype(np.uint8))"
-        f" * formats.ue8m0_to_f32({{{{t1}}}} >> {{n}} & 0xff){f.keywords('relu', 'satfinite')})"
+        f"formats.f32_to_bf16(formats.{name}_to_f32(({{{{0}}}} >> {{at}} & {mask})"
+        ".astype(np.uint8)) * formats.ue8m0_to_f32({{t1}} >> {n} & 0xff)"
+        f"{f.keywords('relu', 'satfinite')})"
     )
-    return c.pure("u32", None, f"pack16({part.format(n=0)}, {part.format(n=8)})", codes, scales)
+    low, high = part.format(at=0, n=0), part.format(at=shift, n=8)
+    return c.pure("u32", None, f"pack16({low}, {high})", codes, scales)

@@ -146,7 +146,7 @@ def _load(which: str, c: Lower, i: Instr, f: Match) -> list[Value]:
     )
 
 
-for _which, _types in (
+for _which, _kinds in (
     ("a", "f16 bf16 s8 u8 tf32 f64"),
     ("b", "f16 bf16 s8 u8 tf32 f64"),
     ("c", "f16 f32 s32 f64"),
@@ -154,7 +154,7 @@ for _which, _types in (
 
     @op(
         f"wmma.load.{_which}.sync",
-        types=_types,
+        types=_kinds,
         flags=f"{_WHERE} {_LAYOUTS} {_ALL} m16n16k8 m8n8k4",
         section="wmma.load",
     )

@@ -100,8 +100,13 @@ class Case:
         self.place()
 
     def place(self) -> None:
-        a = image_of(self.kind, self.a_format, self.a_codes)
-        b = image_of(self.kind, self.b_format, self.b_codes)
+        operands = ((self.a_format, self.a_codes), (self.b_format, self.b_codes))
+        a, b = (
+            image_of(self.kind, *each)
+            if not self.mn_major
+            else image_of(self.kind, each[0], each[1].T).T
+            for each in operands
+        )
         parts = (np.split(whole, self.ctas) for whole in (a, b, self.sfa))
         for cta, a_part, b_part, sfa in zip(self.group, *parts, strict=True):
             a_word = put_operand(cta.smem, A_AT, a_part, "128B", self.mn_major)
@@ -225,8 +230,13 @@ def test_negation(variant, flags, sign):
     check(Case(*variant, flags=flags), sign)
 
 
-def test_operands_may_be_mn_major():
-    check(Case("mxf8f6f4", 1, "ue8m0", a_format="e4m3", b_format="e5m2", n=128, mn_major=True))
+@pytest.mark.parametrize("formats", [("e4m3", "e5m2"), ("e2m1", "e3m2"), ("e2m3", "e2m1")])
+@pytest.mark.parametrize("ctas", [1, 2])
+def test_operands_may_be_mn_major(formats, ctas):
+    """Elements of 4 and 6 bits are then packed along M and N."""
+    a, b = formats
+    case = Case("mxf8f6f4", 1, "ue8m0", a_format=a, b_format=b, n=128, mn_major=True, ctas=ctas)
+    check(case)
 
 
 @pytest.mark.parametrize("variant", [("mxf4", 2, "ue8m0"), ("mxf4nvf4", 4, "ue4m3")])
