@@ -151,6 +151,23 @@ def rsqrt_approx(x: np.ndarray, *, ftz: bool = False) -> np.ndarray:
     return canonical_nan_f32((1.0 / np.sqrt(x.astype(np.float64))).astype(np.float32))
 
 
+def _upper(x: np.ndarray) -> np.ndarray:
+    """The upper half of f64, the lower one zero; subnormals become zero."""
+    half = (np.atleast_1d(x).view(np.uint64) & np.uint64(0xFFFFFFFF << 32)).view(np.float64)
+    return np.where(np.abs(half) < 2.0**-1022, np.copysign(0, half), half)
+
+
+def upper_rcp_f64(x: np.ndarray) -> np.ndarray:
+    """Floating Point Instructions: rcp.approx.ftz.f64. Only the upper halves of operand and result
+    count; the manual gives no bound, and this one is truncated."""
+    return _upper(1 / _upper(np.asarray(x, np.float64)))
+
+
+def upper_rsqrt_f64(x: np.ndarray) -> np.ndarray:
+    """Floating Point Instructions: rsqrt.approx.f64, rsqrt.approx.ftz.f64, as `upper_rcp_f64`."""
+    return _upper(1 / np.sqrt(_upper(np.asarray(x, np.float64))))
+
+
 def tanh_approx(x: np.ndarray) -> np.ndarray:
     """Floating Point Instructions: tanh. Bound: 2^-11 relative; subnormals pass through."""
     x = np.asarray(x, dtype=np.float32)

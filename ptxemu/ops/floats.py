@@ -10,6 +10,7 @@ from __future__ import annotations
 from ptxemu.codegen.lower import Lower, fields
 from ptxemu.codegen.registry import Match, op
 from ptxemu.codegen.values import Value
+from ptxemu.errors import UnsupportedPtx
 from ptxemu.ops.convert import as_float
 from ptxemu.syntax.tree import Instr
 
@@ -86,6 +87,14 @@ def double_function(c: Lower, i: Instr, f: Match) -> Value:
         "sqrt": "np.sqrt({t0})",
     }[f.form.name]
     return c.pure("f64", None, text, *c.srcs(i.operands[1:], "f64"))
+
+
+@op("rcp rsqrt", types="f64", flags="approx ftz", section="rcp.approx.ftz.f64, rsqrt")
+def upper_approximation(c: Lower, i: Instr, f: Match) -> Value:
+    """What iterations in f64 start from, such as those of division in libdevice."""
+    if "approx" not in f.flags or (f.form.name == "rcp" and "ftz" not in f.flags):
+        raise UnsupportedPtx(f"unsupported form of {i.root} {i.opcode!r}", line=i.line, text=i.text)
+    return c.call("f64", f"approx.upper_{f.form.name}_f64", [c.src(i.operands[1], "f64")])
 
 
 @op("add sub mul", types=_F16, flags="rn ftz sat", section="add, sub, mul (half)")

@@ -37,7 +37,10 @@ UNWITNESSED: tuple[tuple[str, str], ...] = (
         "younger than the record: no GPU has been asked yet",
     ),
     (r"(tcgen05\.cp|stmatrix b8) .*", "no instruction of sm_90a"),
-    (r"(wmma\..*|brx\.idx|atom b128) .*", "younger than the record: no GPU has been asked yet"),
+    (
+        r"(wmma\..*|brx\.idx|atom b128|rcp f64|rsqrt f64) .*",
+        "younger than the record: no GPU has been asked yet",
+    ),
     (r"(call|ret)\.frame .*", "no instruction of PTX: what a call with a frame becomes"),
 )
 
@@ -112,13 +115,10 @@ _MULTICAST = "memory of several GPUs at one address; a launch here has one"
 _TEXTURE = "textures and surfaces are no memory that a tensor library hands to a kernel"
 _VIDEO = "made of ordinary instructions since sm_50; no kernel of tensor cores has one"
 _STACK = "memory of a size known at run time; compilers of kernels make arrays"
-_DOUBLE = "an approximation in the upper half of f64, whose bits nothing promises"
 
 DECLINED: tuple[tuple[str, str], ...] = (
     ("fma.rn{|.relu}.oob.{f16|bf16} %h0, %h1, %h2, %h3", "for NaNs that a tensor map fills in"),
     ("fma.rn{|.relu}.oob.{f16x2|bf16x2} %r0, %r1, %r2, %r3", "for NaNs that a tensor map fills in"),
-    ("{rcp|rsqrt}.approx.ftz.f64 %x0, %x1", _DOUBLE),
-    ("rsqrt.approx.f64 %x0, %x1", _DOUBLE),
     ("multimem.ld_reduce.relaxed.gpu.global.add.f32 %f0, [%w0]", _MULTICAST),
     ("multimem.ld_reduce.global.add.v4.f32 {%f0, %f1, %f2, %f3}, [%w0]", _MULTICAST),
     ("multimem.st.relaxed.gpu.global.f32 [%w0], %f0", _MULTICAST),
