@@ -534,6 +534,8 @@ class Parser:
         if self.kind() != "word":
             self.fail(f"expected an instruction, found {self.peek()!r}")
         opcode = self.next()
+        while self.kind() == "directive":  # modifiers may stand apart from the word
+            opcode += self.next()
         operands = []
         while not self.accept(";"):
             operands.append(self.operand())

@@ -62,6 +62,12 @@ def test_some_lanes_jump() -> None:
     assert (run(choose, jump="@%p2 brx.idx") == expected).all()
 
 
+def test_modifiers_may_stand_apart_from_the_word() -> None:
+    """As in CUTLASS's inline assembly for copies with a cache hint."""
+    choose = "mov .u32 %r1, 1; add .s32 %r1, %r1, 0;"
+    assert (run(choose, jump="brx .idx .uni") == 1021).all()
+
+
 def test_a_function_has_lists_of_its_own() -> None:
     function = """.func (.reg .b32 y) pick (.reg .b32 x)
     {
