@@ -91,7 +91,7 @@ def double_function(c: Lower, i: Instr, f: Match) -> Value:
 
 @op("rcp rsqrt", types="f64", flags="approx ftz", section="rcp.approx.ftz.f64, rsqrt")
 def upper_approximation(c: Lower, i: Instr, f: Match) -> Value:
-    """What iterations in f64 start from, such as those of division in libdevice."""
+    """Start of an iteration in f64, such as that of a division in libdevice."""
     if "approx" not in f.flags or (f.form.name == "rcp" and "ftz" not in f.flags):
         raise UnsupportedPtx(f"unsupported form of {i.root} {i.opcode!r}", line=i.line, text=i.text)
     return c.call("f64", f"approx.upper_{f.form.name}_f64", [c.src(i.operands[1], "f64")])

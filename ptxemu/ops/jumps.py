@@ -41,7 +41,7 @@ def jump_by_index(w: Warp, index: PerLane, targets: tuple[int, ...], mask: int) 
 
 @op("call.frame", section="call")
 def call_with_frame(c: Lower, i: Instr, f: Match) -> None:
-    """Of `syntax.frames`: function or register, where it returns to, functions."""
+    """Operands, as `syntax.frames` makes them: function or register, return label, functions."""
     if isinstance(i.operands[0], Reg):
         c.jump = c.src(i.operands[0], "u64")
         c.settle(c.jump)

@@ -56,7 +56,7 @@ def test_lanes_part_and_meet_again(policy: str, check: bool) -> None:
 
 
 def test_some_lanes_jump() -> None:
-    """Those whose guard is false go on behind the jump, at the first target."""
+    """Lanes whose guard is false go on behind the jump, at the first target."""
     choose = "mov.u32 %r1, 2; setp.lt.u32 %p2, %r0, 5;"
     expected = np.where(X < 5, 1032, 1010)
     assert (run(choose, jump="@%p2 brx.idx") == expected).all()
