@@ -228,7 +228,7 @@ def _obstacle(machine: Machine, checker: Checker | None) -> str:
         return f"policy={machine.options.policy!r} mixes the warps of all CTAs by chance"
     if any(each is not checker for each in machine.listeners):
         return "somebody looks at it while it runs"
-    roots = {instr.root for instr in machine.program.sites}
+    roots = {each.root for each in machine.program.sites if each.opcode != "call.frame"}
     return next((why for root, why in _INSTRUCTIONS.items() if root in roots), "")
 
 

@@ -61,6 +61,8 @@ def resolve_calls(entry: Entry, functions: dict[str, Function], addresses: dict[
     addresses: of the functions that a register may point to. Raises UnsupportedPtx and
     PtxSyntaxError, with the line.
     """
+    if not functions:
+        return
     graph = _Graph(functions, addresses)
     reached = graph.reached(entry.body)
     if not reached:
