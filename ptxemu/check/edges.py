@@ -95,16 +95,22 @@ class Edges:
             self._states.phases[barrier].arrive(ticket.released)
 
     def signalled(self, ticket: Ticket, barrier: MBarrier) -> None:
-        """An arrival, or bytes, in the async proxy, to which mbarrier.init is visible by
-        fence.mbarrier_init or fence.proxy.async ("mbarrier.init", "membar / fence")."""
+        """Record an arrival, or bytes, in the async proxy.
+
+        mbarrier.init has to come before it: its release, or fence.mbarrier_init, which is enough
+        for a peer with a relaxed barrier ("mbarrier.init", "membar / fence"). By the text it is
+        visible to the async proxy after one of the two fences; hardware needs neither, see
+        `manual`.
+        """
         phases = self._states.phases[barrier]
         if phases.component not in ticket.agent.signalled:
             ticket.agent.signalled.add(phases.component)
             component, step = phases.initialised
-            visible = ASYNC_SHARED if ticket.asynchronous else ORDERED
-            seen = ticket.rows[(INITIALISED, visible), :]
-            if component >= seen.shape[1] or seen[:, component].max() < step:
+            rows = ticket.rows[:, component] if component < ticket.rows.shape[1] else None
+            if rows is None or max(rows[ORDERED], rows[INITIALISED]) < step:
                 self._lifetime.unseen_init(ticket.agent.agent, ticket.site, phases)
+            elif ticket.asynchronous and max(rows[ASYNC_SHARED], rows[INITIALISED]) < step:
+                self._manual.unfenced_init(ticket, phases)
         phases.arrive_with(ticket)
         phases.landing |= not ticket.component
 

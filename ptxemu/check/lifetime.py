@@ -40,8 +40,8 @@ class Lifetime:
                 Access(phases.agent, "mbarrier.init", "init", "shared memory", **init),
                 Access(by, "", "use", "shared memory", **use),
             ),
-            missing="a barrier after mbarrier.init; towards a peer or the async proxy, "
-            "fence.mbarrier_init before it",
+            missing="a barrier after mbarrier.init; towards a peer a cluster barrier, and "
+            "fence.mbarrier_init before it if that is relaxed",
             rule="mbarrier.init; membar / fence",
         )
 

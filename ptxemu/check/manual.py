@@ -12,7 +12,7 @@ from ptxemu.check.agents import Ticket
 from ptxemu.check.clocks import ASYNC_SHARED, COMPONENT_SHIFT, EXECUTED, STEP_MASK, STEP_SHIFT
 from ptxemu.check.findings import Findings, line_of
 from ptxemu.check.footprints import Cells
-from ptxemu.check.state import States
+from ptxemu.check.state import PhaseClock, States
 from ptxemu.findings import MANUAL, NOTE, Finding, place_of
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.state import Cta, Warp
@@ -92,6 +92,17 @@ _NOTES = {  # name -> (message, what is missing, manual section)
         "fence.proxy.async after the wait for the copies",
         "async proxy; membar / fence",
     ),
+    # CUTLASS and the CUDA C++ Programming Guide have one of the two fences. Triton and Gluon have a
+    # bar.sync alone between mbarrier.init and TMA loads on Hopper, or tcgen05.commit on Blackwell,
+    # and their TLX dropped the proxy fence after a test on hardware (facebookexperimental/triton
+    # #1553).
+    "init": (
+        "the async proxy signals an mbarrier whose mbarrier.init no fence has made visible to it:"
+        " a barrier orders threads, hardware needs no more, the manual asks for a proxy fence",
+        "fence.mbarrier_init or fence.proxy.async after mbarrier.init, by the thread that executes"
+        " it, before the barrier",
+        "membar / fence; async proxy",
+    ),
     # FlashAttention-4's head_dim 256 allocates first, as CUTLASS's examples do not.
     "pair": (
         "tensor memory of a pair is allocated by a warp that cannot know that its peer runs",
@@ -100,7 +111,9 @@ _NOTES = {  # name -> (message, what is missing, manual section)
     ),
 }
 
-_ALWAYS = {"wait::ld", "lanes written", "scope of arrival, cta", "scope of wait, cta", "exit"}
+_ALWAYS = {
+    *("wait::ld", "lanes written", "scope of arrival, cta", "scope of wait, cta", "exit", "init"),
+}
 
 
 class Manual:
@@ -192,6 +205,11 @@ class Manual:
                     steps = np.where(last >> COMPONENT_SHIFT == number, last >> STEP_SHIFT, 0)
                     if (steps & STEP_MASK).max(initial=0) > seen[number]:
                         self._note("copied", ticket.site)
+
+    def unfenced_init(self, ticket: Ticket, phases: PhaseClock) -> None:
+        """An operation of the async proxy signals an mbarrier without a fence after its init."""
+        init = line_of(self._findings.sites[phases.init_site])
+        self._note("init", ticket.site, f"mbarrier.init of {phases.agent} is at {init}")
 
     def copies_at_exit(self, w: Warp) -> None:
         """A warp ends."""

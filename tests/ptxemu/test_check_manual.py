@@ -116,6 +116,20 @@ NOTES = {
             {parts.MULTIPLY}
         """,
     ),
+    "fence.mbarrier_init or fence.proxy.async after mbarrier.init, by the thread that executes it,"
+    " before the barrier": Scenario(
+        f"""// Triton has its fence before the init.
+        warp 1:
+            fence.proxy.async.shared::cta;
+            @%first mbarrier.init.shared.b64 [slot], 1;
+            //~manual: @%first fence.mbarrier_init.release.cluster;
+        all: bar.sync 1, 64;
+        warp 0: {parts.tma_load(barrier="slot")}
+        all:
+            bar.sync 1, 64;
+            wait slot, 0;
+        """,
+    ),
 }
 
 
@@ -123,6 +137,8 @@ ALWAYS = {  # reported without strict, too
     "tcgen05.wait::ld between the two",
     "bar.warp.sync before the arrival",
     "cp.async.bulk.wait_group.read",
+    "fence.mbarrier_init or fence.proxy.async after mbarrier.init, by the thread that executes it,"
+    " before the barrier",
 }
 
 

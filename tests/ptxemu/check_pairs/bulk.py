@@ -268,14 +268,17 @@ SCENARIOS = {
         Lacks("wait", "mbarrier arrival and a wait", "use", "load"),
     ),
     "mbarrier.init for a TMA load": Scenario(
-        f"""// The async proxy sees the mbarrier after a fence.
-        all:
+        f"""// A barrier orders them; the fence is for the manual alone (test_check_manual.py).
+        warp 0:
             @%first mbarrier.init.shared.b64 [slot], 1; //:init
-            fence.mbarrier_init.release.cluster; //-fence
-            {parts.tma_load(barrier="slot")}
+            @%first fence.mbarrier_init.release.cluster;
+        all: bar.sync 1, 64; //-barrier
+        warp 1: {parts.tma_load(barrier="slot")}
+        all:
+            bar.sync 1, 64;
             wait slot, 0;
         """,
-        Lacks("fence", "fence.mbarrier_init", "init", "load", "mbarrier"),
+        Lacks("barrier", "a barrier after mbarrier.init", "init", "load", "mbarrier"),
     ),
     "clusterlaunchcontrol.try_cancel": Scenario(
         f"""// The answer is read behind the wait, and the next one asked for when all have read it.

@@ -143,6 +143,22 @@ SCENARIOS = {
         """,
         Lacks("fence", "fence.mbarrier_init", "init", "arrive", "mbarrier"),
     ),
+    "fence.mbarrier_init for a copy": Scenario(
+        f"""// The same for a copy that signals the mbarrier of the peer.
+        all:
+            @%first mbarrier.init.shared.b64 [slot], 1; //:init
+            fence.mbarrier_init.release.cluster; //-fence
+            barrier.cluster.arrive.relaxed.aligned;
+            barrier.cluster.wait.aligned;
+        cta 0:
+            {parts.FILL_FOR_ASYNC}
+            {parts.copy_to_peer("spare").replace("full", "slot")} //:copy
+        cta 1:
+            {parts.expect(barrier="slot")}
+            wait.cluster slot, 0;
+        """,
+        Lacks("fence", "fence.mbarrier_init", "init", "copy", "mbarrier"),
+    ),
     "exit after a peer's stores": Scenario(
         f"""// CTA 1 stays until CTA 0 has written into it.
         all: {parts.MEET}
