@@ -197,8 +197,19 @@ class WarpClock:
         if not any(by == self.own and told is rows for by, _, told in known[-_POLLED:]):
             known.append((self.own, self.now, rows))
 
-    def release(self, *, relaxed: bool = False, near: bool = False) -> np.ndarray:
-        """Return the clock that an arrival publishes; `near`: the arrival is on its own CTA."""
+    def unfenced(self, cluster: int) -> dict[int, np.ndarray]:
+        """Return what relaxed waits and accesses have told since the last fence, by cluster;
+        cluster: the warp's own."""
+        own = {} if self.heard is None else {cluster: self.heard.copy()}
+        return self.heard_foreign | own
+
+    def release(
+        self, *, relaxed: bool = False, near: bool = False, fences: bool = False
+    ) -> np.ndarray:
+        """Return the clock that an arrival publishes; `near`: the arrival is on its own CTA.
+
+        fences: also publish what a later relaxed arrival of others may release in its place.
+        """
         told = self.rows.copy()
         if relaxed:
             known = self.components.executed[: told.shape[1]]
@@ -208,7 +219,8 @@ class WarpClock:
             told[ORDERED] = np.where(known, told[ORDERED], fenced)
             for row in (ASYNC_SHARED, ASYNC_GLOBAL):
                 np.minimum(told[row], fenced, out=told[row])
-        told[FENCED] = 0
+        if not fences:
+            told[FENCED] = 0
         self.signals[self.now] = self.warp.at
         self.advance()
         return told

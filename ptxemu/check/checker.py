@@ -8,7 +8,7 @@ may stop a block (`UndefinedRead`), so it is called first: the block is executed
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -274,6 +274,7 @@ class Checker(Forwarding):
     def shared_access(
         self, w: Warp, cta: Cta, starts: Starts, nbytes: int, lanes: Lanes, write: bool
     ) -> None:
+        stored, w.storing = w.storing, None
         grain = self.states.grain
         cells: Cells
         if isinstance(starts, np.ndarray):
@@ -285,10 +286,26 @@ class Checker(Forwarding):
             if self.races.shared_surely(w, cta, cells, lanes, write):
                 return
         self.taint.shared(w, cta, cells, lanes, write)
-        self.races.shared(w, cta, cells, lanes, write)
+        same = None
+        if write and stored is not None:
+            same = partial(self._repeats, w, cta, starts, cells, stored)
+        self.races.shared(w, cta, cells, lanes, write, same)
         if w.how:
             first = int(np.min(starts))
             self.edges.strong(w, (cta.cluster.index, cta.rank, first), w.how, write)
+
+    def _repeats(self, w: Warp, cta: Cta, starts: Starts, cells: Cells, stored: np.ndarray) -> bool:
+        """Return whether a store to shared memory writes what is there: several warps set a flag,
+        or execute one store of equal values. stored: [element, start].
+
+        Equal values of two instructions at several addresses are more likely equal by chance.
+        """
+        places, size = np.atleast_1d(starts), stored.itemsize
+        flag = bool((places == places[0]).all())
+        if not (flag or set(self.states.ctas[cta].shared.writers(cells)) <= {0, w.at}):
+            return False
+        steps = np.arange(len(stored))[:, None]
+        return bool((cta.views[size][places // size + steps] == stored).all())
 
     def told_shared(self, w: Warp, starts: np.ndarray, mb: int, nbytes: int, write: bool) -> bool:
         """Check as `shared_access`, on the fast path without findings; see `Warp.told`."""

@@ -159,15 +159,26 @@ class Edges:
     # -- barriers -----------------------------------------------------------------------------
 
     def barrier_arrival(self, w: Warp, barrier: NamedBarrier) -> None:
-        """bar.sync, bar.arrive, bar.red: a release to all that wait ("bar / barrier")."""
+        """bar.sync, bar.arrive, bar.red: a release to all that wait ("bar / barrier").
+
+        A barrier also passes on fences: PyTorch's reductions have __threadfence() in every thread,
+        then __syncthreads(), and then one thread counts the CTA with a relaxed atomicAdd. By the
+        text of the memory model a fence is of its own thread; hardware has performed the stores.
+        """
         clock, state = self._states.clocks[w], self._states.barrier(barrier)
         self._told_others(w)
         if state.phases and not clock.knows(state.component, state.phases):
             self._lifetime.barrier_reused(w, barrier)
-        state.add(clock.release())
+        state.add(clock.release(fences=True))
+        if heard := clock.unfenced(w.cluster.index):
+            state.heard.append(heard)
 
     def barrier_completed(self, barrier: NamedBarrier, waiters: Waiters) -> None:
-        """Record a completed phase as a step of a component that all waiters learn."""
+        """Record a completed phase as a step of a component that all waiters learn.
+
+        What a thread has heard from a relaxed access is known to the others after a fence of their
+        own: the other half of the pattern of `barrier_arrival`.
+        """
         components, state = self._states.components(barrier.cta), self._states.barrier(barrier)
         if not state.phases:
             state.component = components.add("named barrier", barrier.cta.name())
@@ -175,10 +186,13 @@ class Edges:
         told, state.told = fresh(components) if state.told is None else state.told, None
         told = join(told, fresh(components))
         told[EXECUTED, state.component] = state.phases
+        heard, state.heard = state.heard, []
         for warp, fragment in waiters:
             self._manual.heard_others(warp)
             clock = self._states.clocks[warp]
             clock.learn(told)
+            for each in heard:
+                self._learn_all(warp, each, relaxed=True)
             if fragment.mask == warp.live:
                 clock.together()
 

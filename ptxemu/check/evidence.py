@@ -62,6 +62,30 @@ FLAG = (
     "a release by the other cluster and an acquire of it, at one address of global memory",
     "memory consistency model, release and acquire patterns",
 )
+FLAG_RELEASE = (
+    "a release of the flag, or a fence between the access and the flag, of scope .gpu: what is"
+    " relaxed, volatile or of scope .cta orders no memory for another cluster",
+    FLAG[1],
+)
+FLAG_ACQUIRE = (
+    "an acquire of the flag, or a fence after the load that saw it, of scope .gpu: what is relaxed,"
+    " volatile or of scope .cta orders no memory of another cluster",
+    FLAG[1],
+)
+FLAG_BOTH = (
+    "a release of the flag and an acquire of it, or fences, of scope .gpu: what is relaxed,"
+    " volatile or of scope .cta orders no memory between clusters",
+    FLAG[1],
+)
+FLAG_BARRIER = (
+    "a barrier of the CTA after the acquire of the flag: another warp has acquired it",
+    "barrier; " + FLAG[1],
+)
+BARRIER_FLAG = (
+    "a barrier of the other CTA between the access and the release of its flag, which another warp"
+    " executes; else a release by the other cluster and an acquire of it",
+    "barrier; " + FLAG[1],
+)
 WARP_SYNC = (
     "a barrier between the two (bar.warp.sync will do if it is among the lanes of this warp alone)",
     "bar.warp.sync",
@@ -118,7 +142,47 @@ def missing_abroad(before: Side, by: Agent, cluster: int) -> tuple[str, str]:
         return PROXY_FENCE
     if component.owner is not None and _heard(component.owner, component.kind, earlier.step, seen):
         return MISSING[component.kind]
-    return FLAG
+    return _of_flag(before, by, cluster)
+
+
+def _of_flag(before: Side, by: Agent, cluster: int) -> tuple[str, str]:
+    """Return what is missing between an access of another cluster, `before`, and `by`.
+
+    The flags whose values came from one side to the other may be too weak, or a barrier between
+    one of them and the access may be missing.
+    """
+    number, step = before.stamp.component, before.stamp.step
+    heard = _warp_of(by).heard_foreign.get(cluster)
+    if heard is not None and number < heard.shape[1]:
+        if heard[ORDERED, number] >= step:
+            return FLAG_ACQUIRE
+        if heard[EXECUTED, number] >= step:
+            return FLAG_BOTH
+    here, told = _flags_known(by, cluster)
+    if any(number < rows.shape[1] and rows[EXECUTED, number] >= step for rows in here):
+        return FLAG_RELEASE
+    if any(number < rows.shape[1] and rows[ORDERED, number] >= step for rows in told):
+        return FLAG_BARRIER
+    return BARRIER_FLAG if here and _of_another(here[-1], before) else FLAG
+
+
+def _of_another(told: np.ndarray, before: Side) -> bool:
+    """Whether a flag was released by another warp than that of `before`: it knew more of itself."""
+    own = told[ORDERED, before.stamp.component : before.stamp.component + 1].sum()
+    count = min(len(before.known), told.shape[1])
+    warps = [n for n in range(count) if before.known[n].kind == "warp"]
+    return bool(told[ORDERED, warps].max(initial=0) > own)
+
+
+def _flags_known(by: Agent, cluster: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return what flags of another cluster have told `by`, and what they have told other warps of
+    its own CTA."""
+    here: list[np.ndarray] = []
+    others: list[np.ndarray] = []
+    for known, since, told in by.components.foreign.get(cluster, ()):
+        aware = known < by.rows.shape[1] and by.rows[ORDERED, known] >= since
+        (here if aware else others).append(told)
+    return here, others
 
 
 def _heard(owner: Any, kind: str, step: int, seen: np.ndarray) -> bool:

@@ -68,13 +68,19 @@ class Races:
     # -- ordinary accesses --------------------------------------------------------------------
 
     def shared(
-        self, w: Warp, cta: Cta, cells: Cells, lanes: np.ndarray | None, write: bool
+        self,
+        w: Warp,
+        cta: Cta,
+        cells: Cells,
+        lanes: np.ndarray | None,
+        write: bool,
+        unchanged: Unchanged | None = None,
     ) -> None:
         """Check an access to cells shared by all lanes, or to cells of each of the lanes."""
         clock = self._states.clocks[w]
         if cta is not w.cta:
             self._lifetime.reached(cta, clock.own, clock.now, w.at)
-        self._look(self._shadow(cta), cta, cells, clock, self.mark(w, lanes), write)
+        self._look(self._shadow(cta), cta, cells, clock, self.mark(w, lanes), write, unchanged)
 
     def shared_surely(
         self, w: Warp, cta: Cta, cells: Cells, lanes: np.ndarray | None, write: bool

@@ -139,10 +139,18 @@ class ClusterState(_Arrivals):
 
 @dataclass(eq=False)
 class BarrierState(_Arrivals):
-    """State of a named barrier: its component and its complete phases."""
+    """State of a named barrier.
+
+    Attributes:
+        component: Its component.
+        phases: Number of its complete phases.
+        heard: What those that arrived in this phase know from relaxed accesses without a fence, by
+            cluster.
+    """
 
     component: int = 0
     phases: int = 0
+    heard: list[dict[int, np.ndarray]] = field(default_factory=list)
 
 
 class CtaState:

@@ -84,6 +84,8 @@ def _place(
     cta.check(offset, size * count)
     if write:
         cta.mark_generic(slice(offset, offset + size * count))
+    if stored is not None and w.listeners:
+        w.storing = np.array(stored, f"u{size}")[:, None]
     for each in w.listeners:
         each.shared_access(w, cta, offset, size * count, None, write)
     return cta.views[size], offset // size
@@ -254,6 +256,8 @@ def _scatter_cta(
 ) -> None:
     count = len(rows)
     index = _shared_index(cta, address, size, count)
+    if w.listeners:
+        w.storing = rows
     for each in w.listeners:
         each.shared_access(w, cta, index * size, size * count, lanes, True)
     cta.views[size][index + _STEP[count]] = rows

@@ -381,6 +381,8 @@ class Warp:
         self.listeners = cta.machine.listeners
         self.follower: Follower | None = None  # of undefined data, where a listener set one
         self.told: Callable[..., bool] = _not_told
+        # What the store to shared memory that is running writes, [element, start], for listeners.
+        self.storing: np.ndarray | None = None
         self.how = ""  # semantics of the access that is running, where it is strong
         self.at = 0  # the instruction that is running; in a program that is not `checked`, the
         # latest with effects that primitives do not have

@@ -26,6 +26,30 @@ SCENARIOS = {
         Lacks("other", "barrier", "fill", "fill"),
         warps=2,
     ),
+    "a flag of shared memory that two warps set": Scenario(
+        """// CUDA C++ as `if (found) any = 1;`, whose threads may store it on two lines.
+        all:
+            mov.u32 %r2, 7; //~other: add.u32 %r2, %warp, 7;
+            st.shared.b32 [slot], %r2; //:one
+            bar.sync 0; //-read
+            ld.shared.b32 %r3, [slot]; //:use
+            bar.sync 0;
+        warp 0: st.shared.b32 [slot+4], 5;
+        warp 1: st.shared.b32 [slot+4], 5;
+        """,
+        Lacks("other", "barrier", "one", "one"),
+        Lacks("read", "barrier", "use", "one"),
+        warps=2,
+    ),
+    "equal words of shared memory stored by two warps": Scenario(
+        """// Triton stores a small tensor once in each warp that holds it.
+        all:
+            add.u32 %r2, %lane, 1; //~other: add.u32 %r2, %thread, 1;
+            st.shared.b32 [%mine], %r2; //:fill
+        """,
+        Lacks("other", "barrier", "fill", "fill"),
+        warps=2,
+    ),
     "equal tiles stored by two warps": Scenario(
         f"""// CUTLASS, tma_load_store.py: each of its warps stores the tile.
         warp 0:

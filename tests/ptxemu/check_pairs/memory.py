@@ -21,6 +21,12 @@ def _poll(semantics: str = "acquire.gpu", flag: str = _GLOBAL, value: int = 1) -
     return f"{{ POLL: {load}; setp.ne.u32 %p1, %r1, {value}; @%p1 bra POLL; }}"
 
 
+def _lock(semantics: str) -> str:
+    """Try to take a lock: %p1 is whether that failed."""
+    take = f"atom.{semantics}.gpu.global.cas.b32 %r1, {_FLAG}, 0, 1;"
+    return f"{take} setp.ne.u32 %p1, %r1, 0;"
+
+
 def _count(semantics: str = "release") -> str:
     return f"@%first red.{semantics}.gpu.global.add.u32 {_FLAG}, 1;"
 
@@ -119,6 +125,87 @@ SCENARIOS = {
         """,
         Lacks("before", "a release", "fill", "use"),
         Lacks("behind", "an acquire", "fill", "use"),
+    ),
+    "a flag between barriers": Scenario(
+        f"""// PyTorch, Reduce.cuh: all threads have the fences, one thread has the flag.
+        cta 0:
+            mad.wide.u32 %d1, %warp, 128, %out;
+            st.global.b32 [%d1], %lane; //:fill
+            fence.acq_rel.gpu; //-before
+            bar.sync 1, 64; //-between
+        cta 0 warp 0: {_set("relaxed.gpu")}
+        cta 1 warp 0: {_poll("relaxed.gpu")}
+        cta 1:
+            bar.sync 1, 64;
+            fence.acq_rel.gpu; //-behind
+        cta 1 warp 1: ld.global.b32 %r2, [%out+128]; //:use
+        """,
+        Lacks("before", "a release of the flag", "fill", "use"),
+        Lacks("between", "a barrier of the other CTA", "fill", "use"),
+        Lacks("behind", "an acquire of the flag", "fill", "use"),
+    ),
+    "a lock": Scenario(
+        f"""// Two CTAs add to a word under a lock.
+        all:
+            setp.ne.u32 %p2, %lane, 0;
+            @%p2 bra DONE;
+            LOCK: {_lock("acquire")} //~take: LOCK: {_lock("relaxed")}
+            @%p1 bra LOCK;
+            ld.global.b32 %r2, [%output]; //:use
+            add.u32 %r2, %r2, 1;
+            st.global.b32 [%output], %r2; //:fill
+            st.release.{_GLOBAL}, 0; //~give: st.relaxed.gpu.{_GLOBAL}, 0;
+            DONE:
+        """,
+        Lacks("take", "an acquire of the flag", "fill", "use"),
+        Lacks("give", "a release of the flag", "fill", "use"),
+        grid=2,
+    ),
+    "a lock with fences": Scenario(
+        f"""// The same with relaxed atomics, and the fences of __threadfence().
+        all:
+            setp.ne.u32 %p2, %lane, 0;
+            @%p2 bra DONE;
+            LOCK: {_lock("relaxed")}
+            @%p1 bra LOCK;
+            fence.acq_rel.gpu; //-take
+            ld.global.b32 %r2, [%output]; //:use
+            add.u32 %r2, %r2, 1;
+            st.global.b32 [%output], %r2; //:fill
+            fence.acq_rel.gpu; //-give
+            atom.relaxed.gpu.global.exch.b32 %r2, {_FLAG}, 0;
+            DONE:
+        """,
+        Lacks("take", "an acquire of the flag", "fill", "use"),
+        Lacks("give", "a release of the flag", "fill", "use"),
+        grid=2,
+    ),
+    "a volatile flag": Scenario(
+        f"""// As relaxed accesses.
+        cta 0:
+            st.global.b32 [%out], %lane; //:fill
+            fence.acq_rel.gpu; //-before
+            bar.warp.sync 0xffffffff;
+            @%first st.volatile.{_GLOBAL}, 1;
+        cta 1:
+            {_poll("volatile")}
+            fence.acq_rel.gpu; //-behind
+            ld.global.b32 %r2, [%out]; //:use
+        """,
+        Lacks("before", "a release of the flag", "fill", "use"),
+        Lacks("behind", "an acquire of the flag", "fill", "use"),
+    ),
+    "a flag of the wrong scope": Scenario(
+        f"""// Both sides name the CTA.
+        cta 0:
+            st.global.b32 [%out], %lane; //:fill
+            bar.warp.sync 0xffffffff;
+            {_set()} //~narrow: {_set("release.cta")}
+        cta 1:
+            {_poll()} //~narrow: {_poll("acquire.cta")}
+            ld.global.b32 %r2, [%out]; //:use
+        """,
+        Lacks("narrow", "a release of the flag and an acquire of it", "fill", "use"),
     ),
     "a counter": Scenario(
         f"""// Whoever comes last, by an atomic, reads what the others wrote.
