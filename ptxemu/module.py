@@ -257,7 +257,8 @@ class Module:
                 own = error if isinstance(error, PtxEmuError) else None
                 checker.name_barriers(machine.options.names, own)
             if isinstance(error, Deadlock):
-                error.message = explain(error.stall, machine.program, machine.options, self.text)
+                told = checker.told_deadlock(error.stall) if checker else error.stall
+                error.message = explain(told, machine.program, machine.options, self.text)
             words = f"{type(error).__name__}: {error}"
             stopped = machine.report_with(stopped=words)
             watch.note(LaunchReport.of(stopped, inspection=inspection))

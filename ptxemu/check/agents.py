@@ -96,6 +96,10 @@ class WarpClock:
         self.group_waits: dict[str, GroupWait] = {}
         self.phase_waits: dict[int, tuple[int, int, int]] = {}
         self.unheeded: dict[int, int] = {}
+        # By component of an mbarrier: completed phases at the latest successful wait, its lanes. Of
+        # the first wait that was not for the next phase: (component, site, phases before, now).
+        self.looked: dict[int, tuple[int, int]] = {}
+        self.slipped: tuple[int, int, int, int] | None = None
         self.signals: dict[int, int] = {}
         self.waited: set[int] = set()  # mbarriers that it has used,
         self.signalled: set[int] = set()  # and those that its asynchronous operations have
@@ -320,6 +324,15 @@ class WarpClock:
         self.given_up = [each for each in self.given_up if each[0] > step]
         for report in used:
             report()
+
+    def looks(self, component: int, phases: int) -> None:
+        """Record a successful wait for an mbarrier of which so many phases are complete."""
+        mask = self.warp.frag.mask
+        before, lanes = self.looked.get(component, (0, 0))
+        again = phases == before and lanes & mask
+        self.looked[component] = phases, (lanes | mask if phases == before else mask)
+        if self.slipped is None and (again or phases > before + 1):
+            self.slipped = component, self.warp.at, before, phases
 
     def knows(self, component: int, step: int) -> bool:
         """Whether step `step` of `component` has been waited for."""

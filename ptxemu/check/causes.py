@@ -34,7 +34,9 @@ def causes(words: Words, circles: list[list[Group]]) -> Iterator[str]:
     """Yield causes of the deadlock.
 
     Groups that wait for nobody are explained first. If no rule applies there, the circles follow,
-    which may exist only in the program's text. Else any group that a rule recognises follows.
+    which may exist only in the program's text. Else any group that a rule recognises follows. What
+    may be a consequence of something else is left out if there is something else, and comes after
+    waits that were not for the next phase.
     """
     inside = {id(group) for circle in circles for group in circle}
     ends = [group for group in words.groups if not group.after]
@@ -43,13 +45,21 @@ def causes(words: Words, circles: list[list[Group]]) -> Iterator[str]:
     if not found:
         found = [cause for group in roots for cause in _of(words, group)]
         found += [cause for circle in circles for cause in _fresh(words, circle)]
+        if found:
+            found += [cause for group in roots for cause in _left_out(words, group)]
     found = found or [cause for group in roots for cause in _left_out(words, group)]
+    found = found or [cause for circle in circles for cause in _lacks_bytes(words, circle)]
     if not found:
         found = [cause for circle in circles for cause in _behind_a_wait(words, circle)]
         found += [cause for group in roots for cause in _others_wait(words, group)]
     if not found:
         found = [cause for group in words.groups for cause in _of(words, group)]
-    yield from found or _overdrawn(words)
+    sure = [cause for cause in found if not isinstance(cause, _Vague)]
+    yield from sure or [*_slips(words), *found] or _overdrawn(words)
+
+
+class _Vague(str):
+    """A cause that may be a consequence of another."""
 
 
 def _of(words: Words, group: Group) -> Iterator[str]:
@@ -59,9 +69,43 @@ def _of(words: Words, group: Group) -> Iterator[str]:
     rules = {"mbarrier": _MBARRIER, "barrier": (_named,), "cluster": (_cluster,)}[barrier.key[0]]
     for rule in rules:
         told = list(rule(words, group, barrier))
-        yield from told
+        yield from map(_Vague, told) if rule in _CONSEQUENCES else told
         if told:
             return  # the first that knows
+
+
+def _slips(words: Words) -> Iterator[str]:
+    """Explain that a warp which waits, or has signalled those that wait, went on too early: a wait
+    passed on a phase that it had seen before, or phases had gone by."""
+    signals = {
+        s.agent for group in words.groups if group.barrier for s in _signals(group, group.barrier)
+    }
+    waiting = {who.name for group in words.groups for who in group.warps}
+    slips = [slip for name, slip in words.stall.slips.items() if name in signals | waiting]
+    for slip in sorted(slips, key=lambda slip: slip.now > slip.before):  # causes come first
+        who, barrier = words.who([slip.who]), words.name(slip.on[2])
+        place = lines_of([slip.instr])
+        if slip.now > slip.before + 1:
+            missed = f"phase {slip.before}"
+            if slip.now > slip.before + 2:
+                missed = f"phases {slip.before} to {slip.now - 2}"
+            yield (
+                f"{barrier} went on without its waiter: {who} found phase {slip.now - 1} of it "
+                f"complete at {place}, and has never seen {missed}: whoever signals it did not "
+                "wait for this warp (a missing wait for a free slot, or its wrong parity)"
+            )
+        elif slip.now:
+            yield (
+                f"a wait that passed twice: {who} found phase {slip.now - 1} of {barrier} complete "
+                f"at {place}, as it had before, so it did not wait for phase {slip.now}: the parity"
+                " has to change with every phase"
+            )
+        else:
+            yield (
+                f"a wait that passed twice: {who} went on at {place} twice though no phase of "
+                f"{barrier} was complete: parity 1 passes on a fresh mbarrier, and has to be 0 "
+                "in the next round"
+            )
 
 
 def _parity(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
@@ -75,11 +119,11 @@ def _parity(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
         return
     seen = max(barrier.seen.get(w.name, 0) for w in missed)
     first = f"phase {seen}"
-    before = f"never waited on it before with success; {first}" if not seen else f"{first}"
+    before = f" never waited on it before with success; {first}" if not seen else f": {first}"
     parity = group.first.parity
     who = words.who(group.warps)
     yield (
-        f"wrong parity, off by one: {who} {before} is complete, parity {seen & 1} would have seen "
+        f"wrong parity, off by one: {who}{before} is complete, parity {seen & 1} would have seen "
         f"that, but parity {parity} waits for phase {barrier.phase}, for which nobody has arrived"
     )
 
@@ -104,14 +148,19 @@ def _overtaken(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
     if once > barrier.expected:
         yield (
             f"{text}; its count is {barrier.expected}, but {agents} arrive {once} times in a round "
-            f"and complete a phase with every {barrier.expected}: the count is too small, or "
-            "somebody arrives twice"
+            f"and complete a phase with every {barrier.expected}: the count is too small, somebody "
+            "arrives twice, or arrives without a wait for what it releases"
         )
         return
+    text = f"{text}; {agents} did not wait for them"
     over = list(_overdrawn(words))
-    why = "".join(f": {each}" for each in over[:1])
-    why = why or " (a count or an expect_tx that leaves their part out lets it go on)"
-    yield f"{text}; {agents} did not wait for them{why}"
+    if over:
+        yield f"{text}: {over[0]}"
+        return
+    yield _Vague(
+        f"{text} (a missing wait for a free slot, its parity, or a count or an expect_tx that "
+        "leaves their part out)"
+    )
 
 
 def _behind(group: Group, barrier: Barrier) -> int:
@@ -149,43 +198,90 @@ def _unannounced(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
 
 def _bytes(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
     """Explain that all arrivals came, but the announced bytes did not and cannot."""
-    announced, landed = bytes_of(barrier)
-    if barrier.pending or not barrier.tx or (barrier.tx > 0 and group.suppliers):
+    others = [who for who in group.suppliers if who not in group.warps]
+    if barrier.pending or not barrier.tx or (barrier.tx > 0 and others):
         return
-    if announced and announced == 2 * landed:
-        times = "twice"
-    elif landed and landed == 2 * announced:
-        times = "half of"
-    else:
-        times = ""
+    yield _wrong_bytes(words, group, barrier)
+
+
+def _lacks_bytes(words: Words, circle: list[Group]) -> Iterator[str]:
+    """Explain a circle in which all have announced bytes that do not come."""
+    for group in circle:
+        barrier = group.barrier
+        if barrier and barrier.key[0] == "mbarrier" and not barrier.pending and barrier.tx > 0:
+            yield _wrong_bytes(words, group, barrier)
+
+
+def _wrong_bytes(words: Words, group: Group, barrier: Barrier) -> str:
+    announced, landed = bytes_of(barrier)
+    if not announced:
+        return (
+            f"no expect_tx: {landed} bytes have come to {_name(words, group)} in phase "
+            f"{barrier.phase}, and its arrival announced none; arrive with expect_tx of the bytes "
+            "of all copies"
+        )
     if not landed:
-        yield (
-            f"no copy completes on it: {announced} bytes were announced with expect_tx in this "
-            "phase and none came; is the copy issued, and does it name this barrier?"
+        return (
+            f"no copy completes on it: {announced} bytes were announced on {_name(words, group)} "
+            "with expect_tx in this phase and none came; is the copy issued, and does it name this "
+            "barrier?" + (_went_elsewhere(barrier) or _never_issued(words, group))
         )
-    elif times:
-        yield (
-            f"wrong transaction bytes: expect_tx announces {announced} bytes, {times} the {landed} "
-            "bytes that the copies bring; announce exactly the bytes of the boxes"
+    brought = f"expect_tx announces {announced} bytes, the copies brought {landed}"
+    advice = "announce the sum of all boxes"
+    if announced == 2 * landed:
+        brought = (
+            f"expect_tx announces {announced} bytes, twice the {landed} bytes that the copies bring"
         )
-    else:
-        yield (
-            f"wrong transaction bytes: expect_tx announces {announced} bytes, the copies brought "
-            f"{landed}; announce the sum of all boxes, or issue the missing copy"
-            + _multicast(barrier)
+    elif landed == 2 * announced:
+        brought = (
+            f"expect_tx announces {announced} bytes, half of the {landed} bytes that the copies "
+            "bring"
         )
+    if barrier.tx > 0:
+        advice += ", or issue the missing copy"
+    hint = barrier.tx > 0 and (
+        _brought_before(words, group, barrier) or _multicast(barrier) or _never_issued(words, group)
+    )
+    return f"wrong transaction bytes on {_name(words, group)}: {brought}; {advice}{hint or ''}"
+
+
+def _went_elsewhere(barrier: Barrier) -> str:
+    """Explain that copies bring their bytes to other CTAs alone."""
+    theirs = [(cta, s.instr) for cta, s in barrier.elsewhere if s.kind == "land" and s.instr]
+    if not theirs:
+        return ""
+    ctas = " and ".join(dict.fromkeys(cta for cta, _ in theirs))
+    return (
+        f" {lines_of([instr for _, instr in theirs])} brings bytes to that of {ctas}: does a "
+        "multicast mask or a rank leave this CTA out?"
+    )
+
+
+def _brought_before(words: Words, group: Group, barrier: Barrier) -> str:
+    """Name warps whose copies came in each phase before, and not in this one."""
+    lands = [s for s in barrier.signals if s.kind == "land"]
+    before = [s for s in lands if not s.now_times and s.last_phase == barrier.phase - 1]
+    agents = words.agents(dict.fromkeys(s.agent for s in before))
+    return f"; {agents} brought bytes up to the phase before" * bool(before)
+
+
+def _never_issued(words: Words, group: Group) -> str:
+    """Name copies that could bring the bytes which a phase lacks, and that nobody has executed."""
+    instrs = [i for i in group.could if "land" in group.needs and not words.executed(i)]
+    return f" ({lines_of(instrs)} was never executed)" * bool(instrs)
 
 
 def _multicast(barrier: Barrier) -> str:
     """Explain that a multicast mask may leave out this CTA, where copies of several CTAs land."""
-    instrs = [s.instr for s in barrier.signals if s.kind == "land" and s.now_times and s.instr]
-    cast = [instr for instr in instrs if "multicast" in instr.opcode]
-    if not cast:
+    lands = [s for s in barrier.signals if s.kind == "land" and s.now_times and s.instr]
+    cast = [s.instr for s in lands if s.instr and "multicast" in s.instr.opcode]
+    came = {s.agent.rpartition(" of ")[2] for s in lands if s.instr in cast}
+    others = {cta for cta, s in barrier.elsewhere if s.kind == "land"} - came
+    if not cast or not others:
         return ""
-    came = {s.agent.rpartition(" of ")[2] for s in barrier.signals if s.instr in cast}
     return (
         f"; the multicast copies at {lines_of(cast)} came from {' and '.join(sorted(came))} alone: "
-        "does the mask of each other CTA name this one?"
+        f"does the mask of {' and '.join(sorted(others))} name this CTA?"
     )
 
 
@@ -270,9 +366,22 @@ def _too_few(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
             f"with {came} of them in all; let every lane arrive, or initialise with {came}"
         )
     elif came == 32 * barrier.expected or (not single and barrier.expected % came == 0):
-        yield f"fewer warps arrive than are counted: {count}, and only {agents} arrived ({came})"
+        yield (
+            f"fewer warps arrive than are counted: {count}, and only {agents} arrived ({came})"
+            + _left_early(words, group, barrier)
+        )
     else:
-        yield f"fewer threads arrive than are counted: {count}, and only {agents} arrived ({came})"
+        yield (
+            f"fewer threads arrive than are counted: {count}, and only {agents} arrived ({came})"
+            + _left_early(words, group, barrier)
+        )
+
+
+def _left_early(words: Words, group: Group, barrier: Barrier) -> str:
+    """Name warps that arrived in phases before, and have exited."""
+    before = {s.agent for s in _signals(group, barrier) if not s.now_times}
+    gone = [who for who in words.stall.exited if who.name in before]
+    return f"; {words.who(gone)} arrived in phases before, and exited" * bool(gone)
 
 
 def _gone(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
@@ -330,6 +439,7 @@ _MBARRIER = (
     _nobody,
     _skipped,
 )
+_CONSEQUENCES = (_absent, _gone, _skipped)
 
 
 def lines_of(instrs: Iterable[Instr]) -> str:
@@ -429,6 +539,14 @@ def _fresh(words: Words, circle: list[Group]) -> Iterator[str]:
     if len(fresh) < len(circle):
         return
     names = "; ".join(words.what(group) for group in fresh)
+    also = [g for g in words.groups if g.barrier is fresh[0].barrier and g is not fresh[0]]
+    if len(circle) == 1 and also:
+        yield (
+            f"the wrong barrier: {words.who(fresh[0].warps)} waits for {names}, which it is to "
+            f"signal itself after that wait, and for which {words.who(also[0].warps)} waits as "
+            "well: is the wait meant for another barrier?"
+        )
+        return
     yield (
         f"wrong parity at the start: all barriers of the cycle are fresh ({names}), and each wait "
         "has parity 0, so nobody goes first; the producer's first wait for an empty buffer needs "

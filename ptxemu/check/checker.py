@@ -8,6 +8,7 @@ may stop a block (`UndefinedRead`), so it is called first: the block is executed
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -36,6 +37,7 @@ from ptxemu.codegen.program import Program
 from ptxemu.errors import PtxEmuError
 from ptxemu.findings import Finding
 from ptxemu.machine.async_ops import Work
+from ptxemu.machine.deadlock import Slip, Stall, Who
 from ptxemu.machine.fragment import Waiters
 from ptxemu.machine.listener import How, Lanes, Listener, Place, Position, Rows, Signals, Starts
 from ptxemu.machine.mbarrier import MBarrier
@@ -242,6 +244,19 @@ class Checker(Forwarding):
         """Return one finding with mbarriers named."""
         return self._names(given).within(finding) if "mbarrier" in str(finding) else finding
 
+    def told_deadlock(self, stall: Stall) -> Stall:
+        """Add what waits have shown before the deadlock."""
+        slips: dict[str, Slip] = {}
+        for w, clock in self.states.clocks.items():
+            if clock.slipped is not None:
+                component, site, before, now = clock.slipped
+                agent = clock.components.known[component].agent.removeprefix("mbarrier ")
+                offset, _, cta = agent.partition(" of ")
+                who = Who(w.index, w.cta.name(), w.cluster.index)
+                on = "mbarrier", cta, int(offset, 16)
+                slips[who.name] = Slip(who, on, self.program.sites[site], before, now)
+        return replace(stall, slips=slips)
+
     def _names(self, given: Given | None) -> BarrierNames:
         inits = {
             barrier.offset: self.program.sites[phases.init_site]
@@ -330,6 +345,8 @@ class Checker(Forwarding):
         count = len(values)
 
         def unchanged() -> bool:
+            if self.memory.inside(starts, size * count) is not None:
+                return False  # a read of what is outside would be reported in the store's place
             return bool((self.memory.gather(starts, size, count) == values).all())
 
         self.manual.accessed(w, False)

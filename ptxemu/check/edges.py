@@ -125,6 +125,7 @@ class Edges:
         self._manual.heard_others(w)
         self._manual.scope_of_wait(w, barrier, how)
         phases = self._states.phases[barrier]
+        clock.looks(phases.component, barrier.phase)
         if w.at in self._unheeded:
             clock.unheeded[phases.component] = w.at
             return

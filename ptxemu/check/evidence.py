@@ -58,6 +58,10 @@ MISSING = {
         "cp.async.wait_group",
     ),
 }
+PEER = (
+    "a cluster barrier, or an mbarrier arrival and a wait of scope .cluster, between the two",
+    "mbarrier, barrier.cluster",
+)
 FLAG = (
     "a release by the other cluster and an acquire of it, at one address of global memory",
     "memory consistency model, release and acquire patterns",
@@ -238,6 +242,8 @@ class Evidence:
         if kind == "mbarrier":
             return self._of_phase(before, by, usual)
         if kind == "warp" and usual[:2] == MISSING["warp"]:
+            cta = before.component.agent.partition(" of ")[2]
+            usual = usual if cta == _warp_of(by).cta.name() else Reason(*PEER)
             return usual._replace(why=self._last_heard(before, by))
         return usual
 

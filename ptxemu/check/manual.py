@@ -92,10 +92,10 @@ _NOTES = {  # name -> (message, what is missing, manual section)
         "fence.proxy.async after the wait for the copies",
         "async proxy; membar / fence",
     ),
-    # CUTLASS and the CUDA C++ Programming Guide have one of the two fences. Triton and Gluon have a
-    # bar.sync alone between mbarrier.init and TMA loads on Hopper, or tcgen05.commit on Blackwell,
-    # and their TLX dropped the proxy fence after a test on hardware (facebookexperimental/triton
-    # #1553).
+    # CUTLASS and examples of the CUDA C++ Programming Guide have one of the two fences. Triton and
+    # Gluon have a bar.sync alone between mbarrier.init and TMA loads on Hopper, or tcgen05.commit
+    # on Blackwell, and so has cuda::memcpy_async with a cuda::barrier. Triton's TLX dropped the
+    # proxy fence after a test on hardware (facebookexperimental/triton #1553).
     "init": (
         "the async proxy signals an mbarrier whose mbarrier.init no fence has made visible to it:"
         " a barrier orders threads, hardware needs no more, the manual asks for a proxy fence",

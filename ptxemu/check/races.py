@@ -388,7 +388,7 @@ class Races:
 def _of_global(before: Side, now: Side, usual: Reason, whose: str) -> Reason:
     """Two warps or CTAs that store to one element of global memory are seldom meant to."""
     stores = before.component.kind == now.component.kind == "bulk write"
-    unordered = stores or usual[:2] in (evidence.FLAG, evidence.MISSING["warp"])
+    unordered = stores or usual[:2] in (evidence.FLAG, evidence.PEER, evidence.MISSING["warp"])
     if not (unordered and before.wrote and now.wrote):
         return usual
     whose = "store" if stores and whose == "warp" else whose

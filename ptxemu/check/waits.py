@@ -364,8 +364,12 @@ def _near(other: Waiting, waiting: Waiting, key: Key) -> bool:
 
 
 def _done(barrier: Barrier, needs: set[str]) -> set[str]:
-    """Return warps that have already done in this phase what it lacks."""
+    """Return warps that have already done in this phase what it lacks, be it that the bytes which
+    they brought went to the same mbarrier of other CTAs."""
     now = {s.agent for s in barrier.signals if s.kind in needs and s.now_times}
+    if "land" in needs:
+        theirs = (s for _, s in barrier.elsewhere if s.kind == "land")
+        now |= {s.agent for s in theirs if s.last_phase >= barrier.phase}
     return now | set(barrier.arrived)
 
 

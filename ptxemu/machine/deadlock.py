@@ -96,6 +96,21 @@ class Barrier:
 
 
 @dataclass(frozen=True)
+class Slip:
+    """A successful wait that was not for the next phase, as a checker has seen it.
+
+    on: the mbarrier.
+    before, now: completed phases when the warp last waited there with success, and at this wait.
+    """
+
+    who: Who
+    on: Key
+    instr: Instr
+    before: int
+    now: int
+
+
+@dataclass(frozen=True)
 class Stall:
     """All lanes that cannot go on, the barriers they wait for, and the warps that have exited.
 
@@ -106,6 +121,7 @@ class Stall:
     inits: the mbarrier.init of each address.
     overdrawn: mbarriers on which more bytes have landed than were announced.
     ran: blocks that each warp has executed, by the name of the warp.
+    slips: by name of a warp, the first of its waits that were not for the next phase.
     """
 
     waiting: tuple[Waiting, ...]
@@ -117,6 +133,7 @@ class Stall:
     inits: dict[int, Instr] = field(default_factory=dict[int, Instr])
     overdrawn: tuple[Barrier, ...] = ()
     ran: dict[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])
+    slips: dict[str, Slip] = field(default_factory=dict[str, Slip], compare=False)
 
     @property
     def headline(self) -> str:

@@ -60,9 +60,23 @@ def roles(consumer: str, producer: str, *, full: int = 1, empty: int = 1) -> str
     return f"{start}{consumer}bra DONE;\nPRODUCER:\n{producer}DONE:\n"
 
 
-def ring(*, first: int = 1, release: str = ARRIVE.format("%r6"), nbytes: int = 128) -> str:
+def ring(
+    *,
+    first: int = 1,
+    release: str = ARRIVE.format("%r6"),
+    announce: str = ANNOUNCE.format("%r5", 128),
+    acquire: bool = True,
+    waits: tuple[str, str] = ("%r5", "%r7"),
+    before: str = "",
+    more: str = "",
+    **counts: int,
+) -> str:
     """Five tiles through two stages, each released by the consumer. %r3 is the tile, %r4 the
-    stage's offset, %r5 and %r6 are its barriers, %r7 is the parity of its phase."""
+    stage's offset, %r5 and %r6 are its barriers, %r7 is the parity of its phase.
+
+    acquire: whether the producer waits. waits: barrier and parity of the consumer's wait, which
+    comes after `before`. more: code of the producer after its copy.
+    """
     step = """and.b32 %r4, %r3, 1;
 shl.b32 %r4, %r4, 3;
 mov.u32 %r5, full;
@@ -73,12 +87,13 @@ shr.u32 %r7, %r3, 1;
 and.b32 %r7, %r7, 1;
 """
     again = "add.u32 %r3, %r3, 1;\nsetp.lt.u32 %p4, %r3, 5;\n@%p4 bra {};\n"
+    free = wait("%r6", "%r8", "WE") if acquire else ""
     produce = (
-        f"mov.u32 %r3, 0;\nP:\n{step}xor.b32 %r8, %r7, {first};\n{wait('%r6', '%r8', 'WE')}"
-        f"{ANNOUNCE.format('%r5', nbytes)}{COPY.format('%r5')}{again.format('P')}"
+        f"mov.u32 %r3, 0;\nP:\n{step}xor.b32 %r8, %r7, {first};\n{free}"
+        f"{announce}{COPY.format('%r5')}{more}{again.format('P')}"
     )
-    consume = f"mov.u32 %r3, 0;\nC:\n{step}{wait('%r5', '%r7', 'WF')}{release}{again.format('C')}"
-    return roles(consume, produce)
+    consume = f"mov.u32 %r3, 0;\nC:\n{step}{before}{wait(*waits, 'WF')}{release}{again.format('C')}"
+    return roles(consume, produce, **counts)
 
 
 @dataclass(frozen=True)
@@ -96,9 +111,10 @@ class Bug:
 BOTH = ANNOUNCE.format("full", 128) + COPY.format("full")
 BUGS = {
     "twice the bytes": Bug(
-        ring(nbytes=256),
+        ring(announce=ANNOUNCE.format("%r5", 256)),
         (
-            "likely cause: wrong transaction bytes: expect_tx announces 256 bytes, twice the 128",
+            "likely cause: wrong transaction bytes on mbarrier full (0x800): expect_tx announces "
+            "256 bytes, twice the 128 bytes that the copies bring",
             "it still expects 128 bytes: 256 were announced with expect_tx, 128 came",
             "got its one arrival",
             "warp 1 of cta(0,0,0) waits",
@@ -106,7 +122,7 @@ BUGS = {
         ),
     ),
     "half the bytes": Bug(
-        ring(nbytes=64),
+        ring(announce=ANNOUNCE.format("%r5", 64)),
         (
             "announces 64 bytes, half of the 128 bytes that the copies bring",
             "64 bytes more came than were announced",
@@ -336,6 +352,110 @@ BUGS = {
 }
 
 
+PAIR = """mov.u32 %r9, %cluster_ctarank;
+setp.eq.u32 %p5, %r9, 0;
+"""
+MULTICAST = (
+    "@%p2 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+    "[{}], [%rd1], 64, [full], {};\n"
+)
+
+
+def halves(mask: str = "3", expect: int = 128, *, whole: bool = True) -> str:
+    """Each CTA of a pair copies half of the tile into both; mask: in CTA 0. whole: CTA 1 copies,
+    too. They are released to both."""
+    skip = "" if whole else "@!%p5 bra E;\n"
+    produce = (
+        f"{PAIR}selp.u32 %r10, {mask}, 3, %p5;\ncvt.u16.u32 %h1, %r10;\nmov.u32 %r11, tile;\n"
+        f"mad.lo.u32 %r11, %r9, 64, %r11;\n{ANNOUNCE.format('full', expect)}{skip}"
+        f"{MULTICAST.format('%r11', '%h1')}E:\n{wait('empty', 0, 'WE')}"
+    )
+    tell = "".join(
+        f"mapa.shared::cluster.u32 %r12, empty, {rank};\n"
+        "@%p2 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r12];\n"
+        for rank in (0, 1)
+    )
+    return (
+        roles(wait("full", 0, "WF") + tell, produce, empty=2).replace(
+            "bar.sync 0;", "barrier.cluster.arrive;\nbarrier.cluster.wait;"
+        )
+        + "barrier.cluster.arrive;\nbarrier.cluster.wait;\n"
+    )
+
+
+_SKIP = "setp.eq.u32 %p5, %r1, 2;\nsetp.eq.u32 %p6, %r3, 2;\nand.pred %p5, %p5, %p6;\n"
+BUGS |= {
+    "a copy that is never issued": Bug(
+        ring(
+            announce=ANNOUNCE.format("%r5", 256),
+            more=f"setp.gt.u32 %p5, %r3, 99;\n@!%p5 bra NC;\n{COPY.format('%r5')}NC:\n",
+        ),
+        ("or issue the missing copy (PTX line 67 was never executed)",),
+    ),
+    "bytes that the waiting warps could bring": Bug(
+        "setp.eq.u32 %p2, %tid.x, 0;\n@%p2 mbarrier.init.shared.b64 [full], 1;\nbar.sync 0;\n"
+        f"ld.param.u64 %rd1, [d];\nmov.u32 %r7, 0;\nL:\n{ANNOUNCE.format('full', 256)}"
+        f"{COPY.format('full')}{wait('full', '%r7', 'W')}"
+        "bar.sync 0;\nxor.b32 %r7, %r7, 1;\nsetp.eq.u32 %p4, %r7, 1;\n@%p4 bra L;\n",
+        ("likely cause: wrong transaction bytes on mbarrier full (0x800): expect_tx announces",),
+    ),
+    "the wrong barrier": Bug(
+        ring(waits=("%r6", "%r7")),
+        ("the wrong barrier: warp 1 of cta(0,0,0) waits for phase 0 of mbarrier empty (0x810)",),
+        ("wrong parity",),
+    ),
+    "an early exit of one consumer": Bug(
+        ring(before=f"{_SKIP}@%p5 bra DONE;\n", empty=2),
+        ("arrived (1); warp 2 of cta(0,0,0) arrived in phases before, and exited",),
+        threads=96,
+    ),
+    "a count that explains what was skipped": Bug(
+        ring(full=2),
+        ("fewer threads arrive than are counted: the barrier was initialised with a count of 2",),
+        ("an arrival was skipped",),
+    ),
+    "a mask that leaves out a CTA": Bug(
+        halves(mask="1"),
+        ("came from cta(1,0,0) alone: does the mask of cta(0,0,0) name this CTA?",),
+        ("fewer threads",),
+        ctas=2,
+        cluster=2,
+    ),
+    "a half that nobody copies": Bug(
+        halves(whole=False),
+        ("likely cause: wrong transaction bytes on mbarrier full (0x800): expect_tx announces",),
+        ctas=2,
+        cluster=2,
+    ),
+}
+# What only a checked launch knows, and what is no deadlock under every schedule.
+SLIPS = {
+    "no expect_tx": Bug(
+        ring(announce=ARRIVE.format("%r5")),
+        ("no expect_tx: 256 bytes have come to mbarrier full (0x800) in phase 1",),
+    ),
+    "a parity of the consumer that never changes": Bug(
+        ring(waits=("%r5", "0")),
+        (
+            "a wait that passed twice: warp 1 of cta(0,0,0) found phase 0 of mbarrier full (0x800)"
+            " complete at PTX line",
+            "so it did not wait for phase 1: the parity has to change with every phase",
+        ),
+    ),
+    "a parity of the producer that never changes": Bug(
+        ring().replace("xor.b32 %r8, %r7, 1;", "mov.u32 %r8, 1;"),
+        ("went on at PTX line 61 twice though no phase of mbarrier empty (0x810) was complete",),
+    ),
+    "no wait for a free slot": Bug(
+        ring(acquire=False),
+        (
+            "mbarrier full (0x800) went on without its waiter: warp 1 of cta(0,0,0) found phase 2",
+            "has never seen phases 0 to 1: whoever signals it did not wait for this warp",
+        ),
+    ),
+}
+
+
 def report_of(bug: Bug, policy: str = "round-robin", **how: object) -> str:
     data = aligned_copy(np.zeros(64, np.uint32))
     text = kernel(bug.body, ".param .u64 d", SHARED)
@@ -357,6 +477,13 @@ def test_a_report_names_the_cause_under_every_schedule(name: str) -> None:
     for policy in POLICIES[1:]:
         for seed in (0, 1):
             assert report_of(bug, policy, seed=seed) == text
+
+
+@pytest.mark.parametrize("name", SLIPS)
+def test_a_checked_launch_names_the_wait_that_came_too_early(name: str) -> None:
+    bug = SLIPS[name]
+    text = report_of(bug, check=True)
+    assert all(part in text.partition("likely cause: ")[2].partition("\n")[0] for part in bug.says)
 
 
 def test_names_stand_for_symbols_and_addresses() -> None:
