@@ -634,5 +634,5 @@ class Checker(Forwarding):
 def _of_text(program: Program) -> tuple[list[Finding], frozenset[int]]:
     """Return findings of a kernel's text, and the sites of waits whose result has no effect."""
     found: list[Finding] = []
-    check_text(Findings(program.sites, found))
+    check_text(Findings(program.sites, found), program.entry)
     return found, unheeded(program.sites)

@@ -1,4 +1,4 @@
-"""Errors that the text of a kernel alone shows, before anything runs."""
+"""Errors and notes that the text of a kernel alone shows, before anything runs."""
 
 from __future__ import annotations
 
@@ -7,15 +7,39 @@ from collections.abc import Iterable, Sequence
 
 from ptxemu.check.findings import Findings
 from ptxemu.codegen.flow import names
-from ptxemu.findings import Finding, place_of
-from ptxemu.syntax.tree import Addr, Instr, Not
+from ptxemu.findings import NOTE, Finding, place_of
+from ptxemu.machine.shape import register_count_known
+from ptxemu.syntax.tree import Addr, Entry, Instr, Not
 
 _GROUPS = ("cta_group::1", "cta_group::2")
 
 
-def check_text(findings: Findings) -> None:
-    """Apply all rules on the instructions of a kernel."""
+def check_text(findings: Findings, entry: Entry) -> None:
+    """Apply all rules on the instructions and directives of a kernel."""
     _one_cta_group(findings)
+    _register_counts(findings, entry)
+
+
+def _register_counts(findings: Findings, entry: Entry) -> None:
+    """Check that ptxas keeps the setmaxnreg of a kernel.
+
+    It has to know the registers of a thread at entry, from .maxnreg, or from .minnctapersm with
+    .maxntid or .reqntid; `__launch_bounds__(threads, 1)` in CUDA C++ gives the latter two.
+    """
+    moves = [instr for instr in findings.sites if instr.root == "setmaxnreg"]
+    if moves and not register_count_known(entry.directives):
+        findings.report(
+            Finding(
+                "setmaxnreg",
+                "ptxas drops every setmaxnreg of this kernel, since its text does not fix the"
+                " registers of a thread at entry",
+                NOTE,
+                missing=".maxnreg, or .minnctapersm with .maxntid or .reqntid"
+                " (__launch_bounds__(threads, 1) in CUDA C++)",
+                rule="setmaxnreg; performance-tuning directives",
+                **place_of(moves[0]),
+            )
+        )
 
 
 def _one_cta_group(findings: Findings) -> None:

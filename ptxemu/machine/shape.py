@@ -201,6 +201,13 @@ class Shape:
         return program.layout.smem_static - SMEM_RESERVED + self.smem_bytes
 
 
+def register_count_known(directives: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether the text fixes the registers of a thread at entry. Else ptxas 12.9 and 13.0 drop each
+    setmaxnreg (C7508), with an info line that a JIT does not show."""
+    threads = {"maxntid", "reqntid"} & directives.keys()
+    return "maxnreg" in directives or bool(threads and "minnctapersm" in directives)
+
+
 def _check_block(block: Dim3, directives: Mapping[str, tuple[int, ...]]) -> None:
     threads = prod(block)
     if threads > MAX_THREADS:

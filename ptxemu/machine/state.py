@@ -30,7 +30,7 @@ from ptxemu.machine.async_ops import AsyncUnits, BulkGroups, Work, WorkQueue
 from ptxemu.machine.fragment import ALL, Fragment, Waiters, lanes_of, thread_numbers
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.memory import GlobalMemory, views_of
-from ptxemu.machine.shape import Shape
+from ptxemu.machine.shape import Shape, register_count_known
 from ptxemu.machine.tmem import Move, PendingLoad, Tmem
 from ptxemu.machine.wgmma import Form
 from ptxemu.native.memory import Context
@@ -272,6 +272,8 @@ class Cta:
         """A warp that asks for registers waits until others have given them back, and all there are
         is what the launch took: of the file an equal part for each thread, a multiple of eight. An
         H200 waits for ever where the counts add up to more (notes/compilers.md, 2026-11-26)."""
+        if not register_count_known(self.machine.program.entry.directives):
+            return
         counts = [warp.register_counts[-1] for warp in self.warps if warp.register_counts]
         threads = len(self.warps) * WARP_LANES
         at_launch = min(MAX_REGISTERS, REGISTER_FILE // threads // 8 * 8)

@@ -324,7 +324,7 @@ def test_a_launch_has_no_more_registers_than_it_took(given: int, asked: int):
         "mov.u32 %r0, %tid.x; setp.ge.u32 %p0, %r0, 256; @%p0 bra GIVE;\n"
         f"setmaxnreg.inc.sync.aligned.u32 {asked}; bra.uni DONE;\n"
         f"GIVE: setmaxnreg.dec.sync.aligned.u32 {given};\nDONE:"
-    )
+    ).replace("test()", "test() .maxnreg 168")
     found = launch_kernel(text, block=(384,)).findings
     wanted = (2 * asked + given) * 128
     assert bool(found) == (wanted > 64_512)
@@ -334,7 +334,29 @@ def test_a_launch_has_no_more_registers_than_it_took(given: int, asked: int):
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_fifth_warp_may_ask_for_registers_alone(strict: bool):
     """CUTLASS's GEMM for GeForce does this."""
-    text = kernel("setmaxnreg.dec.sync.aligned.u32 40;")
+    text = kernel("setmaxnreg.dec.sync.aligned.u32 40;").replace("test()", "test() .maxnreg 168")
     found = launch_kernel(text, block=(160,), strict=strict, check=True).findings
     notes = ["setmaxnreg in a warpgroup of 1 warps, not 4"] if strict else []
     assert [finding.message for finding in found] == notes
+
+
+@pytest.mark.parametrize(
+    ("directives", "kept"),
+    [
+        ("", False),
+        (".maxntid 384", False),
+        (".reqntid 384", False),
+        (".minnctapersm 1", False),
+        (".maxntid 384 .minnctapersm 1", True),
+        (".reqntid 384 .minnctapersm 1", True),
+        (".maxnreg 168", True),
+    ],
+)
+def test_a_register_count_that_ptxas_drops_is_noted(directives: str, kept: bool):
+    """ptxas 12.9 and 13.0 leave USETMAXREG in the machine code of those that are kept. What is
+    dropped cannot ask for more registers than there are."""
+    body = "setmaxnreg.inc.sync.aligned.u32 240;"
+    text = kernel(body).replace("test()", f"test() {directives}")
+    found = launch_kernel(text, block=(384,), check=True).findings
+    assert [each.severity for each in found] == (["error"] if kept else ["note"])
+    assert ("ptxas drops every setmaxnreg" in found[0].message) is not kept
