@@ -547,6 +547,15 @@ def _fresh(words: Words, circle: list[Group]) -> Iterator[str]:
             "well: is the wait meant for another barrier?"
         )
         return
+    instrs = [i for who in fresh[0].warps for i in fresh[0].suppliers.get(who, ())]
+    if len(circle) == 1 and instrs:
+        yield (
+            f"wrong parity at the start, or no signal before the wait: {names} is fresh, and "
+            f"{words.who(fresh[0].suppliers)} would first signal it at {lines_of(instrs)}, after "
+            "this wait; an arrive, a copy or a commit before it is missing, or it is a producer's "
+            "first wait for an empty buffer and needs parity 1, which passes on a fresh mbarrier"
+        )
+        return
     yield (
         f"wrong parity at the start: all barriers of the cycle are fresh ({names}), and each wait "
         "has parity 0, so nobody goes first; the producer's first wait for an empty buffer needs "

@@ -385,6 +385,10 @@ def halves(mask: str = "3", expect: int = 128, *, whole: bool = True) -> str:
 
 _SKIP = "setp.eq.u32 %p5, %r1, 2;\nsetp.eq.u32 %p6, %r3, 2;\nand.pred %p5, %p5, %p6;\n"
 BUGS |= {
+    "a signal of one's own that is missing": Bug(
+        roles("", wait("full", 0, "U") + ARRIVE.format("full") + wait("full", 1, "V")),
+        ("no signal before the wait: phase 0 of mbarrier full", "an arrive, a copy or a commit"),
+    ),
     "a copy that is never issued": Bug(
         ring(
             announce=ANNOUNCE.format("%r5", 256),
