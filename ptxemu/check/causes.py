@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from ptxemu.check.waits import Group, bytes_of, user_source
-from ptxemu.machine.deadlock import Barrier, Signalled, Stall, Who
+from ptxemu.machine.deadlock import Barrier, Signalled, Slip, Stall, Who
 from ptxemu.syntax.tree import Instr
 
 _AT_MOST = 3  # places that are listed
@@ -82,8 +82,12 @@ def _slips(words: Words) -> Iterator[str]:
     }
     waiting = {who.name for group in words.groups for who in group.warps}
     slips = [slip for name, slip in words.stall.slips.items() if name in signals | waiting]
+    alike: dict[tuple[object, ...], list[Slip]] = defaultdict(list)
     for slip in sorted(slips, key=lambda slip: slip.now > slip.before):  # causes come first
-        who, barrier = words.who([slip.who]), words.name(slip.on[2])
+        alike[slip.on[2], slip.instr.line, slip.before, slip.now].append(slip)
+    for some in alike.values():
+        slip = some[0]
+        who, barrier = words.who(each.who for each in some), words.name(slip.on[2])
         place = lines_of([slip.instr])
         if slip.now > slip.before + 1:
             missed = f"phase {slip.before}"
@@ -91,14 +95,14 @@ def _slips(words: Words) -> Iterator[str]:
                 missed = f"phases {slip.before} to {slip.now - 2}"
             yield (
                 f"{barrier} went on without its waiter: {who} found phase {slip.now - 1} of it "
-                f"complete at {place}, and has never seen {missed}: whoever signals it did not "
-                "wait for this warp (a missing wait for a free slot, or its wrong parity)"
+                f"complete at {place}, and never saw {missed}: whoever signals it did not wait "
+                "for that (a missing wait for a free slot, or its wrong parity)"
             )
         elif slip.now:
             yield (
                 f"a wait that passed twice: {who} found phase {slip.now - 1} of {barrier} complete "
-                f"at {place}, as it had before, so it did not wait for phase {slip.now}: the parity"
-                " has to change with every phase"
+                f"at {place}, as before, so it did not wait for phase {slip.now}: the parity has "
+                "to change with every phase"
             )
         else:
             yield (

@@ -309,7 +309,9 @@ class Checker(Forwarding):
             first = int(np.min(starts))
             self.edges.strong(w, (cta.cluster.index, cta.rank, first), w.how, write)
 
-    def _repeats(self, w: Warp, cta: Cta, starts: Starts, cells: Cells, stored: np.ndarray) -> bool:
+    def _repeats(
+        self, w: Warp, cta: Cta, starts: Starts, cells: Cells, stored: np.ndarray, _: int
+    ) -> bool:
         """Return whether a store to shared memory writes what is there: several warps set a flag,
         or execute one store of equal values. stored: [element, start].
 
@@ -344,10 +346,13 @@ class Checker(Forwarding):
         does so for rows that two of its tiles share, dense_gemm_ptr_array.py for tensor maps."""
         count = len(values)
 
-        def unchanged() -> bool:
+        def unchanged(address: int) -> bool:
             if self.memory.inside(starts, size * count) is not None:
                 return False  # a read of what is outside would be reported in the store's place
-            return bool((self.memory.gather(starts, size, count) == values).all())
+            offset = address - places
+            met = (offset > -self.shadow.grain) & (offset < size * count)
+            same = self.memory.gather(starts, size, count) == values
+            return bool(same[np.maximum(offset[met] // size, 0), met].all())
 
         self.manual.accessed(w, False)
         places = starts.astype(np.int64)
@@ -417,7 +422,7 @@ class Checker(Forwarding):
         """
         starts = as_addresses([address])
 
-        def unchanged() -> bool:
+        def unchanged(_: int) -> bool:
             return np.array_equal(self.memory.read_rows(starts, len(image))[0], image)
 
         if copied is not None:
@@ -530,7 +535,7 @@ class Checker(Forwarding):
         """CUTLASS's 01_gemm_split_k_fp16.py: each of four warps issues the same copy."""
         (cta, low), (other, offset) = source, target
 
-        def unchanged() -> bool:
+        def unchanged(_: int) -> bool:
             held = other.smem[offset : offset + nbytes]
             return np.array_equal(held, cta.smem[low : low + nbytes])
 
@@ -559,7 +564,7 @@ class Checker(Forwarding):
         """CUTLASS's tma_load_store.py: four warps store one box."""
         rows = box_rows(tm, position)
 
-        def unchanged() -> bool:
+        def unchanged(_: int) -> bool:
             return np.array_equal(self.memory.read_rows(*rows), inside(tm, position, image))
 
         self._store(work, rows, unchanged=unchanged)

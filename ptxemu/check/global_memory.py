@@ -295,10 +295,11 @@ class GlobalShadow:
                     part = (owner == cluster) & (old != 0)
                     seen = self._seen(cluster - 1, piece, by, True)
                     bad = unordered(old[part], *seen, lanes[chosen][part])
-                    if bad.any():
-                        where = np.flatnonzero(bad)[0]
+                    for where in np.flatnonzero(bad).tolist():
                         address = int(cells[chosen][part][where]) * self.grain
-                        excused |= on_race(int(old[part][where]), cluster - 1, address, True)
+                        if not on_race(int(old[part][where]), cluster - 1, address, True):
+                            break
+                        excused = True
         return excused
 
     def _against_reads(self, piece: Piece, by: Agent, on_race: OnRace, excused: bool) -> None:

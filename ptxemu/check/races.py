@@ -34,7 +34,7 @@ from ptxemu.machine.tmem_fill import Fill
 from ptxemu.machine.umma_desc import SmemDesc
 
 Step = tuple[int, int]  # a component, and which step of it tells that an operation is complete
-Unchanged = Callable[[], bool]  # whether a write stores what is there already
+Unchanged = Callable[[int], bool]  # whether a write stores what is there already, at an address
 
 _ACQUIRE = (
     "a wait, before the second copy, until the readers of the first have released its stage"
@@ -297,7 +297,7 @@ class Races:
             known = self._states.components(cta).known
             place = (f"{shadow.space} memory of {cta.name()}", *bounds, known)
             before = Side(*place, Stamp.of(old), shadow.wrote(old, cell))
-            if before.wrote and unchanged and unchanged():
+            if before.wrote and unchanged and unchanged(cell):
                 return
             now = Side(*place, Stamp.of(mark.first), write)
             found = self._of_copies(before, now, by, self._evidence.reason(before, by))
@@ -357,7 +357,7 @@ class Races:
             name = self._pointers.name(address)
             before = Side(*place, known[0], Stamp.of(old), was_write, name)
             now = Side(*place, known[1], Stamp.of(piece.mark.first), write, name)
-            if was_write and unchanged and unchanged():
+            if was_write and unchanged and unchanged(address):
                 if owner != piece.cluster:
                     self.coverage.repeats(before, now)
                 return True

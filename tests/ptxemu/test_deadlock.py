@@ -454,7 +454,7 @@ SLIPS = {
         ring(acquire=False),
         (
             "mbarrier full (0x800) went on without its waiter: warp 1 of cta(0,0,0) found phase 2",
-            "has never seen phases 0 to 1: whoever signals it did not wait for this warp",
+            "never saw phases 0 to 1: whoever signals it did not wait for that",
         ),
     ),
 }

@@ -17,6 +17,16 @@ SCENARIOS = {
         Lacks("other", "barrier", "fill", "fill"),
         warps=2,
     ),
+    "equal values of tiles that overlap": Scenario(
+        """// The last tile of a row begins early, so that it ends with the row.
+        all:
+            mad.wide.u32 %d1, %warp, 64, %out;
+            mad.lo.u32 %r2, %warp, 16, %lane; //~other: mad.lo.u32 %r2, %warp, 17, %lane;
+            st.global.b32 [%d1], %r2; //:fill
+        """,
+        Lacks("other", "barrier", "fill", "fill"),
+        warps=2,
+    ),
     "one value stored by two warps": Scenario(
         """// CUTLASS, dense_gemm_ptr_array.py: every warp copies the tensor maps.
         all:
