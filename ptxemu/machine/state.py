@@ -252,8 +252,7 @@ class Cta:
         """The manual wants setmaxnreg executed alike by all four warps of a warpgroup.
         FlashAttention-4's backward pass and CUTLASS's mixed_input_gemm, right on hardware, give
         counts of their own to single warps: a note. So does CUTLASS's GEMM for GeForce to its
-        fifth warp, the only one of its warpgroup. The manual wants wgmma executed by all four, too,
-        and nothing comes of one that is not."""
+        fifth warp, the only one of its warpgroup. wgmma needs all four, too."""
         for group in self.warpgroups.values():
             group.require_whole()
         self.check_register_pool()
@@ -269,16 +268,14 @@ class Cta:
                 self.machine.report(Finding("setmaxnreg", text, NOTE, rule="setmaxnreg"))
 
     def check_register_pool(self) -> None:
-        """A warp that asks for registers waits until others have given them back, and all there are
-        is what the launch took: of the file an equal part for each thread, a multiple of eight. An
-        H200 waits for ever where the counts add up to more (notes/compilers.md, 2026-11-26)."""
-        if not register_count_known(self.machine.program.entry.directives):
-            return
+        """A warp that asks for registers waits until others give them back. There are as many as
+        the launch took: an equal part of the file for each thread, a multiple of eight. An H200
+        waits for ever where the counts add up to more (notes/compilers.md, 2026-11-26)."""
         counts = [warp.register_counts[-1] for warp in self.warps if warp.register_counts]
         threads = len(self.warps) * WARP_LANES
         at_launch = min(MAX_REGISTERS, REGISTER_FILE // threads // 8 * 8)
         asked, taken = sum(counts) * WARP_LANES, at_launch * threads
-        if asked > taken:
+        if asked > taken and register_count_known(self.machine.program.entry.directives):
             text = (
                 f"setmaxnreg asks for {asked} registers in all; a launch of {threads} threads "
                 f"takes {taken} at most, {at_launch} for each, and who waits for more never ends"
@@ -383,8 +380,7 @@ class Warp:
         self.listeners = cta.machine.listeners
         self.follower: Follower | None = None  # of undefined data, where a listener set one
         self.told: Callable[..., bool] = _not_told
-        # What the store to shared memory that is running writes, [element, start], for listeners.
-        self.storing: np.ndarray | None = None
+        self.storing: np.ndarray | None = None  # values of a shared store, [element, start]
         self.how = ""  # semantics of the access that is running, where it is strong
         self.at = 0  # the instruction that is running; in a program that is not `checked`, the
         # latest with effects that primitives do not have

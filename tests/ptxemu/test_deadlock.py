@@ -74,8 +74,11 @@ def ring(
     """Five tiles through two stages, each released by the consumer. %r3 is the tile, %r4 the
     stage's offset, %r5 and %r6 are its barriers, %r7 is the parity of its phase.
 
-    acquire: whether the producer waits. waits: barrier and parity of the consumer's wait, which
-    comes after `before`. more: code of the producer after its copy.
+    Args:
+        acquire: Whether the producer waits.
+        waits: Barrier and parity of the consumer's wait.
+        before: Code of the consumer before that wait.
+        more: Code of the producer after its copy.
     """
     step = """and.b32 %r4, %r3, 1;
 shl.b32 %r4, %r4, 3;
@@ -362,8 +365,12 @@ MULTICAST = (
 
 
 def halves(mask: str = "3", expect: int = 128, *, whole: bool = True) -> str:
-    """Each CTA of a pair copies half of the tile into both; mask: in CTA 0. whole: CTA 1 copies,
-    too. They are released to both."""
+    """Each CTA of a pair copies half of the tile into both, and releases the tile to both.
+
+    Args:
+        mask: CTAs into which CTA 0 copies.
+        whole: Whether CTA 1 copies, too.
+    """
     skip = "" if whole else "@!%p5 bra E;\n"
     produce = (
         f"{PAIR}selp.u32 %r10, {mask}, 3, %p5;\ncvt.u16.u32 %h1, %r10;\nmov.u32 %r11, tile;\n"
