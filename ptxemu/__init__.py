@@ -1,8 +1,8 @@
 """ptxemu: NVIDIA PTX for sm_100a, executed on a CPU.
 
-There are three entry points. `load(text).launch(...)` runs PTX. `compile(fn, *args)` and
-`run(compiled, *args)` run CuTe DSL kernels through their own host code. `python -m ptxemu
-script.py` runs a whole script.
+There are three entry points. `load(text).launch(args=[...])` runs PTX on arrays.
+`compile(fn, *args)` and `run(compiled, *args)` run CuTe DSL kernels through their own host code.
+`python -m ptxemu script.py` runs a whole script.
 
 ptxemu needs numpy; the last two need the DSL and torch as well. README.md links to pages on the
 memory model, its gaps, and the rules for imports. State that outlives a launch belongs to a context
@@ -29,10 +29,16 @@ from ptxemu.options import Options
 from ptxemu.report import LaunchReport, Report
 
 if TYPE_CHECKING:
+    from ptxemu.arguments.tensor_map import tensor_map
     from ptxemu.module import Module, load
     from ptxemu.version import __version__
 
-_HOME_OF = {"Module": "ptxemu.module", "load": "ptxemu.module", "__version__": "ptxemu.version"}
+_HOME_OF = {
+    "Module": "ptxemu.module",
+    "load": "ptxemu.module",
+    "tensor_map": "ptxemu.arguments.tensor_map",
+    "__version__": "ptxemu.version",
+}
 
 
 def compile(fn: object, *args: object, options: str = "", **kwargs: object) -> object:
@@ -124,4 +130,5 @@ __all__ = [
     "pretends",
     "run",
     "run_host",
+    "tensor_map",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ptxemu import ops, processes, watch  # noqa: F401  (ops fills the registry)
+from ptxemu.arguments.pack import Packed, pack
 from ptxemu.check.checker import Checker
 from ptxemu.check.deadlock import explain
 from ptxemu.check.global_memory import GlobalShadow
@@ -35,6 +37,8 @@ from ptxemu.syntax.tree import Entry, Sym, Variable
 
 # Accesses of this context's last launch, if it was checked.
 memory_before: ContextVar[GlobalShadow | None] = ContextVar("memory_before", default=None)
+
+Dims = int | Sequence[int]  # x, or one to three dimensions from x on
 
 _FEW = 8  # one new version of so many is too few to write them all again
 
@@ -159,10 +163,11 @@ class Module:
         self,
         entry: str | None = None,
         *,
-        grid: Sequence[int],
-        block: Sequence[int],
-        cluster: Sequence[int] | None = None,
+        grid: Dims,
+        block: Dims | None = None,
+        cluster: Dims | None = None,
         smem_bytes: int = 0,
+        args: Sequence[Any] | None = None,
         params: Sequence[bytes] = (),
         memory: list[Any] | None = None,
         options: Options | None = None,
@@ -174,13 +179,18 @@ class Module:
         """Execute one launch to completion.
 
         Args:
-            grid: (x, y, z) in CTAs.
-            block: (x, y, z) in threads.
-            cluster: (x, y, z) in CTAs; None: the kernel's .reqnctapercluster, or one CTA.
+            entry: Kernel, by its name in the PTX or as C++ spells it; None: the only one.
+            grid: CTAs, as (x, y, z), (x, y), (x,) or x.
+            block: Threads, in the same forms; None: the kernel's .reqntid.
+            cluster: CTAs, in the same forms; None: the kernel's .reqnctapercluster, or one CTA.
             smem_bytes: Dynamic shared memory.
-            params: Raw block of each kernel parameter, in order; pointers are host addresses.
-            memory: Memory that the kernel may access, as tensors, arrays or (address, nbytes);
-                None: what is `allocated`, or, if that is None too, every mapping of this process.
+            args: Values of the kernel's parameters, in order: arrays of any library, None, numbers,
+                structures, tensor maps (`ptxemu.tensor_map`). The kernel may access these arrays
+                and `memory`, and no other memory.
+            params: Instead of args, the raw block of each parameter; pointers are host addresses.
+            memory: Memory that the kernel may access, as tensors, arrays or (address, nbytes).
+                None, without args: what is `allocated`, or, if that is None too, every mapping of
+                this process.
             dependent: On hardware, it may begin before the previous launch has ended (programmatic
                 dependent launch).
             allocated: Address ranges (start, end, writable), or an object that knows them.
@@ -191,8 +201,12 @@ class Module:
 
         An access outside the memory is refused. With a checker it is a finding: it reads poison and
         writes nothing, and the launch continues. Without one it raises OutOfBounds. Raises the
-        errors of `ptxemu.errors`.
+        errors of `ptxemu.errors`, and ValueError or TypeError for an argument that its parameter
+        cannot take.
         """
+        if args is not None:
+            packed = _packed(self.entry(entry), args, params, memory)  # it keeps exports alive
+            params, memory = packed.params, packed.memory
         options = watch.adapted(options or Options())
         late = options.check or options.policy == "adversarial"
         stops = options.inspect.stops if options.inspect else ()
@@ -295,9 +309,18 @@ def _take_memory_before(dependent: bool, freed: Sequence[Range]) -> GlobalShadow
     return before
 
 
+def _packed(
+    entry: Entry, args: Sequence[Any], params: Sequence[bytes], memory: list[Any] | None
+) -> Packed:
+    """Pack the arguments of a launch; raises ValueError if it has raw parameters as well."""
+    if params:
+        raise ValueError("args and params are both given; pass one of them")
+    return pack(entry, args, memory or ())
+
+
 def _shape(
     program: Program,
-    dims: tuple[Sequence[int], Sequence[int], Sequence[int] | None],
+    dims: tuple[Dims, Dims | None, Dims | None],
     smem_bytes: int,
     non_portable: bool,
 ) -> Shape:
@@ -305,13 +328,25 @@ def _shape(
     grid, block, cluster = dims
     given = None if cluster is None else _dim3("cluster", cluster)
     ctas, explicit = cluster_of(program.entry, given)
-    threads = _dim3("block", block)
+    threads = _dim3("block", _block_of(program.entry) if block is None else block)
     shape = Shape(_dim3("grid", grid), threads, ctas, smem_bytes, non_portable, explicit)
     shape.check(program)
     return shape
 
 
-def _dim3(name: str, dims: Sequence[int]) -> Dim3:
+def _block_of(entry: Entry) -> tuple[int, ...]:
+    """The block that a kernel requires; raises HardwareRefusal for one that leaves it open."""
+    required = entry.directives.get("reqntid")
+    if not required:
+        raise HardwareRefusal(
+            f"no block is given, and kernel {entry.name} has no .reqntid: pass block=(x, y, z)"
+        )
+    return required
+
+
+def _dim3(name: str, dims: Dims) -> Dim3:
+    if not isinstance(dims, Sequence):
+        dims = (operator.index(dims),)
     if not 1 <= len(dims) <= 3:
         raise HardwareRefusal(f"{name}={dims}; one to three dimensions")
     return padded(tuple(int(d) for d in dims))
