@@ -29,6 +29,7 @@ from ptxemu.options import Options
 from ptxemu.report import LaunchReport, Report
 
 if TYPE_CHECKING:
+    from ptxemu import nvrtc
     from ptxemu.arguments.tensor_map import tensor_map
     from ptxemu.module import Module, load
     from ptxemu.version import __version__
@@ -39,6 +40,7 @@ _HOME_OF = {
     "tensor_map": "ptxemu.arguments.tensor_map",
     "__version__": "ptxemu.version",
 }
+_FRONT_ENDS = ("nvrtc",)  # modules that are imported on first use
 
 
 def compile(fn: object, *args: object, options: str = "", **kwargs: object) -> object:
@@ -104,6 +106,8 @@ if not TYPE_CHECKING:  # to type checkers a name that is not there is an error
 
         Options and reports thus remain cheap to import.
         """
+        if name in _FRONT_ENDS:
+            return import_module(f"ptxemu.{name}")
         if name not in _HOME_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
@@ -127,6 +131,7 @@ __all__ = [
     "__version__",
     "compile",
     "load",
+    "nvrtc",
     "pretends",
     "run",
     "run_host",

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ptxemu import ops, processes, watch  # noqa: F401  (ops fills the registry)
+from ptxemu import mangled, ops, processes, watch  # noqa: F401  (ops fills the registry)
 from ptxemu.arguments.pack import Packed, pack
 from ptxemu.check.checker import Checker
 from ptxemu.check.deadlock import explain
@@ -65,6 +65,7 @@ class Module:
     def __init__(self, text: str, *, keep: bool = False) -> None:
         """Parse the text. keep: cache results about it on disk (`ptxemu.kept`)."""
         self.text = text
+        self.names: dict[str, str] = {}  # expression such as "scale<float>" -> entry
         self._kept = kept(text) if keep else None
         self._analyses: dict[str, Analysis] = {}
         with no_collection():
@@ -99,16 +100,27 @@ class Module:
         return list(self.tree.entries)
 
     def entry(self, name: str | None) -> Entry:
-        """Return the entry called `name`; None selects the only entry of the module."""
+        """Return the entry called `name`; None selects the only entry of the module.
+
+        A C++ name is also found as the source spells it, see `ptxemu.mangled`.
+        """
         if name is None:
             if len(self.tree.entries) != 1:
                 raise ValueError(
                     f"the module has {len(self.tree.entries)} entries; name one of {self.entries}"
                 )
             return next(iter(self.tree.entries.values()))
-        if name not in self.tree.entries:
-            raise ValueError(f"no entry {name!r}; the module has {self.entries}")
-        return self.tree.entries[name]
+        found = name if name in self.tree.entries else self.names.get(name) or self._meant(name)
+        return self.tree.entries[found]
+
+    def _meant(self, name: str) -> str:
+        """The entry that a readable name means; raises ValueError if it is none or several."""
+        found = mangled.chosen(self.entries, name)
+        if len(found) == 1:
+            return found[0]
+        known = [mangled.demangled(entry) or entry for entry in found or self.entries]
+        what = "entry {!r} may be any of {}" if found else "no entry {!r}; the module has {}"
+        raise ValueError(what.format(name, known))
 
     def program(
         self,

@@ -43,6 +43,7 @@ LEFT_OUT = {
     ("docs/deepseek_v4.md", 3): "the same",
     ("docs/moe_hopper.md", 1): "a checkpoint",
     ("docs/ptxemu/commands.md", 1): "a file for the commands of the page",
+    ("docs/ptxemu/cuda_cpp.md", 1): "NVRTC, which no user has to have",
     ("docs/ptxemu/from_python.md", 3): "it imports that file",
     ("docs/ptxemu/pytest.md", 1): "the same",
     ("q8_0/README.md", 2): "a model's file",

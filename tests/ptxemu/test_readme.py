@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from lab.house.source import ROOT
+from ptxemu import nvrtc
 from ptxemu.__main__ import COMMANDS
 
 PAGES = [
@@ -49,8 +50,26 @@ def test_links_lead_somewhere(page):
             assert heading in [re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in found]
 
 
+def has_cub() -> bool:
+    """Whether NVRTC and the headers of CUB are here."""
+    folders = nvrtc.include_folders()
+    return nvrtc.library_path() is not None and any((f / "cub").exists() for f in folders)
+
+
+# page -> packages that its Python needs, and whether they are here
+NEEDED = {"cuda_cpp.md": ("nvidia-cuda-nvrtc and nvidia-cuda-cccl", has_cub)}
+
+
+def require(text: str) -> None:
+    """Skip a test of an example whose packages are not installed."""
+    for page, (packages, present) in NEEDED.items():
+        if text in TEXTS[ROOT / "docs" / "ptxemu" / page] and not present():
+            pytest.skip(f"{page} needs {packages}, which are not installed")
+
+
 @pytest.mark.parametrize("text", [text for text in PYTHON if text not in FILES.values()])
 def test_python_runs(text):
+    require(text)
     exec(text, {})
 
 
