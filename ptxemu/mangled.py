@@ -10,6 +10,7 @@ from typing import Any
 
 _LIBRARIES = ("libstdc++.so.6", "libc++abi.so.1", "libc++.1.dylib")
 _SPACES = re.compile(r"\s+(?=\W)|(?<=\W)\s+")
+_TAG = re.compile(r"\[abi:[^\]]*\]")  # of which Numba's names have several
 _ANONYMOUS = "(anonymous namespace)"
 
 
@@ -41,6 +42,13 @@ def demangled(name: str) -> str:
         ctypes.CDLL(None).free(ctypes.c_void_p(text))
 
 
+def short(name: str) -> str:
+    """The name with its namespaces, without parameters and template arguments; an entry that is
+    not mangled as it is."""
+    text = demangled(name)
+    return _without_brackets(_name(_split(_TAG.sub("", text))[0])) if text else name
+
+
 @cache
 def _library() -> Any:
     for name in _LIBRARIES:
@@ -61,7 +69,7 @@ def _plain(text: str) -> str:
 
 def _forms(text: str) -> set[str]:
     """What a declaration may be called."""
-    head, parameters = _split(text)
+    head, parameters = _split(_TAG.sub("", text))
     full = _name(head)
     names = {full, _last(full)}
     names |= {_without_brackets(name) for name in names}

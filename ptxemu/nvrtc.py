@@ -68,6 +68,13 @@ def compile(
     return module
 
 
+def version() -> tuple[int, int]:
+    """Major and minor version of NVRTC, such as (13, 5)."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return major.value, minor.value
+
+
 def library_path() -> Path | None:
     """The NVRTC that is used: that of the wheel that is found first, else of a toolkit."""
     return next(iter(_found("lib*/libnvrtc.so.*", "lib64/libnvrtc.so*")), None)

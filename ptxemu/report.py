@@ -9,6 +9,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from ptxemu.findings import Launch, Launches
+from ptxemu.mangled import short
 
 if TYPE_CHECKING:  # numpy comes with them, and `--help` does without
     from ptxemu.inspect.inspection import Inspection
@@ -93,7 +94,7 @@ def _counts(launch: LaunchReport) -> Iterator[str]:
     from ptxemu.check.text import count, cut
 
     dims = (f"{name} {_dims(getattr(launch, name))}" for name in ("grid", "block", "cluster"))
-    yield f"{cut(launch.entry)}: {', '.join(dims)}"
+    yield f"{cut(short(launch.entry))}: {', '.join(dims)}"
     issued = f"{launch.warp_instructions:,} warp-instructions"
     yield f"  {issued} of {count(len(launch.by_warp), 'warp')} per CTA, {launch.seconds:.3g} s"
     moved = Counter({path: size for path, size in launch.bytes.items() if size})

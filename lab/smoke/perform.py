@@ -45,7 +45,9 @@ LEFT_OUT = {
     ("docs/ptxemu/commands.md", 1): "a file for the commands of the page",
     ("docs/ptxemu/cuda_cpp.md", 1): "NVRTC, which no user has to have",
     ("docs/ptxemu/from_python.md", 3): "it imports that file",
-    ("docs/ptxemu/pytest.md", 1): "the same",
+    ("docs/ptxemu/numba.md", 1): "Numba, which no user has to have",
+    ("docs/ptxemu/pytest.md", 1): "it imports a file of another page",
+    ("docs/ptxemu/tilelang.md", 1): "TileLang, which no user has to have",
     ("q8_0/README.md", 2): "a model's file",
 }
 OUTSIDE = ("examples", "findings", "lab", "notes", "tests")  # no part of the wheel

@@ -10,9 +10,9 @@ from ptxemu.machine.im2col import MIN_RANK, PixelBox
 from ptxemu.machine.tensor_map import MAX_RANK, encode, encode_im2col
 
 # CUtensorMapDataType -> names of ptxemu.machine.tensor_map, where signed and unsigned are one type.
-_DTYPES = dict(enumerate("u8 u16 u32 u32 u64 u64 f16 f32 f64 bf16".split()))
-_DTYPES |= {11: "tf32", 13: "16u4_align8b", 14: "16u4_align16b", 15: "16u6_align16b"}
-_SWIZZLES = {0: "none", 1: "32B", 2: "64B", 3: "128B", 4: "128B_ATOM_32B"}  # CUtensorMapSwizzle
+DTYPES = dict(enumerate("u8 u16 u32 u32 u64 u64 f16 f32 f64 bf16".split()))
+DTYPES |= {11: "tf32", 13: "16u4_align8b", 14: "16u4_align16b", 15: "16u6_align16b"}
+SWIZZLES = {0: "none", 1: "32B", 2: "64B", 3: "128B", 4: "128B_ATOM_32B"}  # CUtensorMapSwizzle
 
 
 class TiledArguments(NamedTuple):
@@ -100,7 +100,7 @@ def encode_pixels(*values: int) -> None:
 
 def _common(given: TiledArguments | Im2colArguments, name: str) -> tuple[str, str, bool]:
     """Type, swizzle, and whether NaN is filled in."""
-    dtype, swizzle = _DTYPES.get(given.dtype), _SWIZZLES.get(given.swizzle)
+    dtype, swizzle = DTYPES.get(given.dtype), SWIZZLES.get(given.swizzle)
     if dtype is None or swizzle is None or given.interleave or given.out_of_bounds_fill > 1:
         raise UnsupportedPtx(f"{name} with {given}")
     return dtype, swizzle, bool(given.out_of_bounds_fill)

@@ -4,6 +4,7 @@ has a target.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shlex
@@ -56,12 +57,27 @@ def has_cub() -> bool:
     return nvrtc.library_path() is not None and any((f / "cub").exists() for f in folders)
 
 
+def has_tilelang() -> bool:
+    """Whether TileLang and what compiles its CUDA C++ are here."""
+    return has_cub() and importlib.util.find_spec("tilelang") is not None
+
+
+def has_numba() -> bool:
+    """Whether Numba, its CUDA target and NVVM are here."""
+    found = any([*(Path(place) / "nvidia").glob("*/nvvm")] for place in sys.path)
+    return found and importlib.util.find_spec("numba_cuda") is not None
+
+
 # page -> packages that its Python needs, and whether they are here
-NEEDED = {"cuda_cpp.md": ("nvidia-cuda-nvrtc and nvidia-cuda-cccl", has_cub)}
+NEEDED = {
+    "cuda_cpp.md": ("nvidia-cuda-nvrtc and nvidia-cuda-cccl", has_cub),
+    "numba.md": ("numba-cuda[cu13]", has_numba),
+    "tilelang.md": ("tilelang and nvidia-cuda-nvrtc", has_tilelang),
+}
 
 
 def require(text: str) -> None:
-    """Skip a test of an example whose packages are not installed."""
+    """Skip a test of a page's example whose packages are not installed."""
     for page, (packages, present) in NEEDED.items():
         if text in TEXTS[ROOT / "docs" / "ptxemu" / page] and not present():
             pytest.skip(f"{page} needs {packages}, which are not installed")
@@ -103,6 +119,7 @@ def run(line: str, folder: Path) -> subprocess.CompletedProcess:
 
 @pytest.mark.parametrize("line", LINES)
 def test_commands_run(line, tmp_path):
+    require(line)
     done = run(line, tmp_path)
     expected = re.search(r"# exit code (\d)", line)
     assert done.returncode == (int(expected[1]) if expected else 0), done.stdout + done.stderr
