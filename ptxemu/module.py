@@ -416,11 +416,22 @@ Launch = Callable[..., LaunchReport]
 @contextmanager
 def launching(through: Callable[[Launch, Module], Launch]) -> Iterator[None]:
     """Within the block a launch of a module is `through(launch, module)(entry, ...)`, where
-    launch(module, entry, ...) is `Module.launch`."""
+    launch(module, entry, ...) is `Module.launch`.
+
+    The launch then has the name of its entry, three dimensions, and params instead of args.
+    """
     launch = Module.launch
 
-    def instead(self: Module, *args: Any, **kwargs: Any) -> LaunchReport:
-        return through(launch, self)(*args, **kwargs)
+    def instead(self: Module, entry: str | None = None, **given: Any) -> LaunchReport:
+        called = self.entry(entry)
+        args, block = given.pop("args", None), given.pop("block", None)
+        if args is not None:
+            packed = _packed(called, args, given.get("params", ()), given.get("memory"))
+            given |= {"params": packed.params, "memory": packed.memory}
+        given["block"] = _dim3("block", _block_of(called) if block is None else block)
+        for name in {"grid", "cluster"} & given.keys():
+            given[name] = None if given[name] is None else _dim3(name, given[name])
+        return through(launch, self)(called.name, **given)
 
     Module.launch = instead  # type: ignore[method-assign]
     try:

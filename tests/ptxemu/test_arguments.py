@@ -13,8 +13,8 @@ import ptxemu
 from ptxemu.arguments.array import array_of, packed
 from ptxemu.arguments.pack import pack
 from ptxemu.errors import HardwareRefusal, OutOfBounds
-from ptxemu.module import Module
-from tests.ptxemu.kernels import kernel
+from ptxemu.module import Module, launching
+from tests.ptxemu.kernels import kernel, pointers
 
 
 def entry_of(params: str):
@@ -272,3 +272,28 @@ def test_parameters_reach_the_kernel():
     pair = struct.pack("<dd", 1, 2.25)
     ptxemu.load(kernel(body, params)).launch(grid=1, block=1, args=[out, 0.5, -7, pair])
     assert out[0].item() == (0.5, -7, 2.25)
+
+
+def test_whoever_stands_between_sees_parameters_and_dimensions():
+    """Commands that look at launches, or change them, need not know of arguments."""
+    seen = []
+
+    def through(launch, module):
+        def run(entry, **given):
+            seen.append((entry, given))
+            return launch(module, entry, **given)
+
+        return run
+
+    x, y = np.arange(2, dtype=np.uint32), np.zeros(2, np.uint32)
+    module = copies()
+    with launching(through):
+        module.launch(grid=2, block=1, args=[y, x], cluster=(2,))
+        module.launch(grid=(1,), block=[1], params=pointers(y, x), memory=[x, y])
+    assert y[0] == x[0]
+    (entry, given), (_, plain) = seen
+    assert (entry, given["params"]) == ("test", pointers(y, x)) == ("test", plain["params"])
+    assert "args" not in given
+    dims = [given[name] for name in ("grid", "block", "cluster")]
+    assert dims == [(2, 1, 1), (1, 1, 1), (2, 1, 1)]
+    assert plain.keys() == {"grid", "block", "params", "memory"}
