@@ -59,11 +59,12 @@ docs: .venv/docs  ## all pages and an API reference as a site with search, in ou
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	$(BIN)/python scripts/house.py links
 
-wheel: $(STAMP)  ## wheel and sdist of this version, into out/dist
+wheel: $(STAMP)  ## wheels and sdists of ptxemu and of all other packages, into out/dist
 	rm -rf out/dist
+	$(BIN)/python -m build --quiet --no-isolation --outdir out/dist ./ptxemu
 	$(BIN)/python -m build --quiet --no-isolation --outdir out/dist .
 
-smoke: wheel  ## that wheel in an empty environment: its files, entry points, the pages' examples
+smoke: wheel  ## these wheels in an empty environment: their files, entry points, the pages' examples
 	$(BIN)/python scripts/smoke.py out/dist/*.whl
 
 clean:  ## remove the environment, the caches and out/
@@ -71,13 +72,13 @@ clean:  ## remove the environment, the caches and out/
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/docs: $(STAMP)
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ./ptxemu --editable '.[docs]'
 	@touch $@
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml ptxemu/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 	    || { echo "$(PYTHON) is older than 3.10; name another: make PYTHON=python3.12 ..."; exit 1; }
 	@echo "Installing into .venv; this happens once and takes a minute or more."
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ./ptxemu --editable '.[dev]'
 	@touch $@

@@ -1,11 +1,13 @@
-"""Test a wheel: install it in an empty environment, and run the examples of the pages there.
+"""Test wheels: install them in an empty environment, and run the examples of the pages there.
 
-    python -m build --no-isolation --outdir out/dist . && python scripts/smoke.py out/dist/*.whl
+    python -m build --no-isolation --outdir out/dist ./ptxemu
+    python -m build --no-isolation --outdir out/dist .
+    python scripts/smoke.py out/dist/*.whl
 
-`make smoke` runs these two commands. It checks that
-  - the wheel has the files of the packages and no others;
+`make smoke` runs these commands. It checks that
+  - each wheel has the files of its packages and no others;
   - pip finds nothing wrong with its metadata;
-  - each package is the installed one, has the wheel's version and is typed;
+  - each package is the installed one, has the wheels' version and is typed;
   - the entry points of pytest, vLLM and SGLang load, and the commands of the packages run;
   - every Python example of README.md, of the packages' READMEs and of docs/from_*.md runs, in an
     empty folder without the repository.
@@ -25,7 +27,7 @@ from lab.tools.command import Command
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("wheel", type=Path, help="the wheel, a file that ends in .whl")
+    parser.add_argument("wheel", type=Path, nargs="+", help="the wheels, files that end in .whl")
     parser.add_argument("--jobs", type=int, default=2, help="examples at a time; default: 2")
 
 

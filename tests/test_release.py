@@ -8,15 +8,38 @@ import re
 
 import pytest
 
-from lab.house.source import LINK, OLD_NAMES, PACKAGES, ROOT
+from lab.house.source import APART, LINK, OLD_NAMES, PACKAGES, ROOT
 from lab.tools.common import EXTRA_OF
 
 PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 NOT_INSTALLED = {"examples", "lab", "tests"}
 
 
+def version_of(project: str) -> str:
+    (version,) = re.findall(r'^version = "(.*)"$', project, re.M)
+    return version
+
+
+@pytest.mark.parametrize("package", APART)
+def test_a_package_apart_has_the_version_of_the_others(package):
+    """The whole depends on it, and has no copy of it."""
+    own = (ROOT / package / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'\nname = "{package}"\nversion = "{version_of(PROJECT)}"\n' in own
+    assert f'\n    "{package}=={version_of(PROJECT)}",' in PROJECT
+    assert '\ndependencies = ["numpy>=2"]\n' in own
+    assert (ROOT / package / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
+def test_build_tools_of_all_distributions_are_the_same():
+    begins = [
+        re.findall(r"^requires = .*\nbuild-backend = .*$", path.read_text(encoding="utf-8"), re.M)
+        for path in (ROOT / "pyproject.toml", *(ROOT / name / "pyproject.toml" for name in APART))
+    ]
+    assert all(found == begins[0] and len(found) == 1 for found in begins)
+
+
 def test_the_changelog_begins_with_the_version():
-    (version,) = re.findall(r'^version = "(.*)"$', PROJECT, re.M)
+    version = version_of(PROJECT)
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     headings = re.findall(r"^## (.*)$", changelog, re.M)
     released = [name for name in headings if name != "Unreleased"]
@@ -29,14 +52,15 @@ def test_every_folder_of_python_is_installed_or_is_not_on_purpose():
     folders = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     (listed,) = re.findall(r"^only-include = \[\n(.*?)^\]", PROJECT, re.M | re.DOTALL)
     included = set(re.findall(r'^    "(\w+)",', listed, re.M))
-    assert included == {*PACKAGES, *OLD_NAMES}
-    assert folders == included | NOT_INSTALLED
+    assert included == {*PACKAGES, *OLD_NAMES} - {*APART}
+    assert folders == included | {*APART} | NOT_INSTALLED
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_says_its_version(package):
     module = importlib.import_module(package)
-    assert module.__version__ == importlib.metadata.version("blackwell-kernels")
+    distribution = package if package in APART else "blackwell-kernels"
+    assert module.__version__ == importlib.metadata.version(distribution) == version_of(PROJECT)
 
 
 @pytest.mark.parametrize("home", ["kernelkit.compile.version", "ptxemu.version"])
@@ -67,7 +91,8 @@ def test_packages_are_python_and_pages():
         tables = [*(ROOT / package).glob(f"{folders.get(package, '-')}/*.json")]
         kept = [p for p in (ROOT / package).rglob("*") if p.is_file() and p not in tables]
         names = {path.name for path in kept if path.suffix not in (".py", ".pyc")}
-        assert names <= {"README.md", "py.typed"}
+        more = {"LICENSE", "pyproject.toml"} if package in APART else set()
+        assert names <= {"README.md", "py.typed"} | more
 
 
 def test_the_description_has_no_link_into_the_checkout():
@@ -103,6 +128,7 @@ def test_requirements_that_are_pinned_lie_in_their_ranges():
     (declared,) = re.findall(r"^dependencies = \[\n(.*?)^\]", PROJECT, re.M | re.DOTALL)
     pins = re.findall(r"^(\S+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.M)
     found = [Requirement(text) for text in re.findall(r'^    "(.*?)",', declared, re.M)]
+    found = [requirement for requirement in found if requirement.name not in APART]
     assert len(found) == 6
     for requirement in found:
         versions = [version for name, version in pins if name == requirement.name]

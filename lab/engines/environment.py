@@ -143,7 +143,7 @@ class Environment:
         self._pip("install", torch)
         say("what the engines import")
         self._pip("install", "--no-deps", "--requirement", pinned)
-        self._pip("install", "--no-deps", "--editable", ROOT)
+        self._pip("install", "--no-deps", "--editable", ROOT / "ptxemu", "--editable", ROOT)
         for name, version in self.versions.items():
             say(f"{name} {version}: its Python files")
             with tempfile.TemporaryDirectory() as place:

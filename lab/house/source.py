@@ -15,6 +15,7 @@ PACKAGES = (
     *("ptxemu", "cycle_model", "kernelkit", "kvcache", "gqa_lowlatency", "fmha", "mla", "moe"),
     *("q8_0", "blackwell_engines"),
 )
+APART = ("ptxemu",)  # packages that are distributions of their own
 OLD_NAMES = ("integrations",)  # installed for one release; they warn, and have no modules
 
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#]+)")  # of a Markdown page to a file

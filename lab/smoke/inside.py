@@ -18,7 +18,10 @@ from importlib.metadata import distribution
 from pathlib import Path
 from textwrap import indent
 
-ENTRY_POINTS = {"pytest11", "vllm.general_plugins", "sglang.srt.plugins"}
+ENTRY_POINTS = {  # groups, by distribution
+    "blackwell-kernels": {"vllm.general_plugins", "sglang.srt.plugins"},
+    "ptxemu": {"pytest11"},
+}
 SLOW = ("torch", "cutlass.cute")  # imported once for all examples; nothing of ours
 LIMIT = 300  # seconds of an example
 FAILED = "FAILED"
@@ -41,18 +44,19 @@ def package_problems(version: str, packages: Sequence[str]) -> Iterator[str]:
         if Path(sys.prefix) not in folder.parents:
             yield f"{name} comes from {folder}"
         if module.__version__ != version:
-            yield f"{name}.__version__ is {module.__version__}, the wheel's {version}"
+            yield f"{name}.__version__ is {module.__version__}, the wheels' {version}"
         if not (folder / "py.typed").exists():
             yield f"{name} has no py.typed"
 
 
 def entry_point_problems() -> Iterator[str]:
     """Yield unexpected groups of entry points; a point that does not load raises."""
-    points = distribution("blackwell-kernels").entry_points
-    for point in points:
-        point.load()
-    if points.groups != ENTRY_POINTS:
-        yield f"entry points in {sorted(points.groups)}, not in {sorted(ENTRY_POINTS)}"
+    for name, groups in ENTRY_POINTS.items():
+        points = distribution(name).entry_points
+        for point in points:
+            point.load()
+        if points.groups != groups:
+            yield f"entry points of {name} in {sorted(points.groups)}, not in {sorted(groups)}"
 
 
 def tried(name: str, check: Callable[[], Iterable[str]]) -> str:

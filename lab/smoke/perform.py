@@ -1,4 +1,4 @@
-"""`smoke.py`: builds the wheel, inspects it, installs it, and uses it without a checkout."""
+"""`smoke.py`: inspects the wheels, installs them, and uses them without a checkout."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from zipfile import ZipFile
 
-from lab.house.source import OLD_NAMES, PACKAGES, ROOT, files
+from lab.house.source import APART, OLD_NAMES, PACKAGES, ROOT, files
 from lab.smoke.inside import FAILED, report
 
 
-def expected() -> set[str]:
-    """Names of the files that the wheel installs beside its metadata."""
-    installed = {*PACKAGES, *OLD_NAMES}
-    ours = {str(path) for path in files(".py", ".json") if path.parts[0] in installed}
-    return ours | {f"{package}/py.typed" for package in PACKAGES}
+def expected(distribution: str) -> set[str]:
+    """Names of the files that a wheel installs beside its metadata."""
+    packages = {distribution} if distribution in APART else {*PACKAGES, *OLD_NAMES} - {*APART}
+    ours = {str(path) for path in files(".py", ".json") if path.parts[0] in packages}
+    return ours | {f"{package}/py.typed" for package in packages - {*OLD_NAMES}}
 
 
 def differences(wheel: Path) -> list[str]:
     """List the files that the wheel lacks and those that are unexpected, a line each."""
     with ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    lacking, foreign = sorted(expected() - names), sorted(names - expected())
+    wanted = expected(wheel.name.split("-")[0])
+    lacking, foreign = sorted(wanted - names), sorted(names - wanted)
     return [f"lacks {name}" for name in lacking] + [f"should not have {name}" for name in foreign]
 
 
@@ -138,22 +139,24 @@ class Place:
 
 def perform(options: argparse.Namespace) -> int:
     """Exit code 0, or 1 where anything failed, which the last lines name."""
-    wheel, began, lines = options.wheel.resolve(strict=True), time.monotonic(), []
+    wheels, began, lines = [w.resolve(strict=True) for w in options.wheel], time.monotonic(), []
     with tempfile.TemporaryDirectory(prefix="smoke-") as root:
-        for text in smoke(wheel, Place(Path(root)), options.jobs):
+        for text in smoke(wheels, Place(Path(root)), options.jobs):
             print(text, end="", flush=True)
             lines.append(text.partition("\n")[0])
     failed = [line for line in lines if line.startswith(FAILED)]
-    print("", f"{wheel.name}, {time.monotonic() - began:.0f} s", *failed, sep="\n")
+    names = ", ".join(wheel.name for wheel in wheels)
+    print("", f"{names}, {time.monotonic() - began:.0f} s", *failed, sep="\n")
     print(f"{len(lines) - len(failed)} passed, {len(failed)} failed")
     return 1 if failed else 0
 
 
-def smoke(wheel: Path, place: Place, jobs: int) -> Iterator[str]:
+def smoke(wheels: Sequence[Path], place: Place, jobs: int) -> Iterator[str]:
     """Reports, as they arise; none behind an installation that failed."""
     place.folder.mkdir()
-    yield report("files of the wheel", time.monotonic(), "\n".join(differences(wheel)))
-    for name, command in installation(wheel, place):
+    for wheel in wheels:
+        yield report(f"files of {wheel.name}", time.monotonic(), "\n".join(differences(wheel)))
+    for name, command in installation(wheels, place):
         yield (said := place.run(name, *command))
         if said.startswith(FAILED):
             return
@@ -161,10 +164,10 @@ def smoke(wheel: Path, place: Place, jobs: int) -> Iterator[str]:
     (place.folder / "test_plugin.py").write_text(PLUGIN_TEST, encoding="utf-8")
     for words in COMMANDS:
         yield place.run(f"python {' '.join(words)}", place.python, *words)
-    yield from run_inside(place, wheel.name.split("-")[1], jobs)
+    yield from run_inside(place, wheels[0].name.split("-")[1], jobs)
 
 
-def installation(wheel: Path, place: Place) -> Iterator[tuple[str, tuple[object, ...]]]:
+def installation(wheels: Sequence[Path], place: Place) -> Iterator[tuple[str, tuple[object, ...]]]:
     """Yield the commands that make the environment, by name.
 
     pip runs from this process on the other environment. Compiling is left to the first
@@ -173,7 +176,8 @@ def installation(wheel: Path, place: Place) -> Iterator[tuple[str, tuple[object,
     pip = (sys.executable, "-m", "pip", "--python", place.python)
     quiet = ("install", "--quiet", "--no-compile", "--constraint", ROOT / "constraints.txt")
     yield "empty environment", (sys.executable, "-m", "venv", "--without-pip", place.environment)
-    yield "pip install", (*pip, *quiet, f"{wheel}[{EXTRA}]", *ALSO)
+    given = [wheel if wheel.name.startswith(APART) else f"{wheel}[{EXTRA}]" for wheel in wheels]
+    yield "pip install", (*pip, *quiet, *given, *ALSO)
     yield "pip check", (*pip, "check")
 
 

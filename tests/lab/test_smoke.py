@@ -43,7 +43,7 @@ def test_a_file_has_the_lines_of_its_page(tmp_path):
 
 
 def test_a_wheel_that_lacks_a_file_or_has_another_is_noticed(tmp_path):
-    wheel, names = tmp_path / "a.whl", perform.expected() | {"a-1.dist-info/RECORD"}
+    wheel, names = tmp_path / "a.whl", perform.expected("a") | {"a-1.dist-info/RECORD"}
     for left_out, added, said in (
         (set(), set(), []),
         ({"fmha/py.typed"}, set(), ["lacks fmha/py.typed"]),
@@ -53,6 +53,25 @@ def test_a_wheel_that_lacks_a_file_or_has_another_is_noticed(tmp_path):
             for name in sorted(names - left_out | added):
                 archive.writestr(name, "")
         assert perform.differences(wheel) == said
+
+
+def test_no_file_is_in_two_wheels(tmp_path):
+    alone, others = perform.expected("ptxemu"), perform.expected("blackwell_kernels")
+    assert not alone & others
+    assert {name.split("/")[0] for name in alone} == {"ptxemu"}
+    assert {"ptxemu/py.typed", "ptxemu/module.py"} <= alone
+    wheel = tmp_path / "ptxemu-1-py3-none-any.whl"
+    with ZipFile(wheel, "w") as archive:
+        for name in sorted(alone | {"fmha/api.py"}):
+            archive.writestr(name, "")
+    assert perform.differences(wheel) == ["should not have fmha/api.py"]
+
+
+def test_extras_are_those_of_the_wheel_that_has_them(tmp_path):
+    wheels = [tmp_path / f"{name}-1-py3-none-any.whl" for name in ("ptxemu", "blackwell_kernels")]
+    _, (name, command), _ = perform.installation(wheels, perform.Place(tmp_path))
+    assert name == "pip install"
+    assert {wheels[0], f"{wheels[1]}[{perform.EXTRA}]"} < {*command}
 
 
 def reports_of(programs: dict[str, str], folder: Path, jobs: int) -> dict[str, str]:
@@ -102,23 +121,30 @@ def test_a_package_of_elsewhere_is_noticed(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     problems = list(inside.package_problems("2", ["stray"]))
     assert problems[0] == f"stray comes from {tmp_path}"
-    assert problems[1:] == ["stray.__version__ is 1, the wheel's 2", "stray has no py.typed"]
+    assert problems[1:] == ["stray.__version__ is 1, the wheels' 2", "stray has no py.typed"]
 
 
 def test_entry_points_are_those_of_the_project():
-    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    groups = re.findall(r'^\[project\.entry-points\."?([\w.]+)"?\]', project, re.MULTILINE)
-    assert set(groups) == inside.ENTRY_POINTS
+    for folder, name in (ROOT, "blackwell-kernels"), (ROOT / "ptxemu", "ptxemu"):
+        project = (folder / "pyproject.toml").read_text(encoding="utf-8")
+        groups = re.findall(r'^\[project\.entry-points\."?([\w.]+)"?\]', project, re.MULTILINE)
+        assert set(groups) == inside.ENTRY_POINTS[name]
+        assert f'\nname = "{name}"\n' in project
 
 
-@pytest.mark.parametrize(("value", "groups", "said"), [
-    ("os.path:join", inside.ENTRY_POINTS, "ok "),
-    ("os.path:nothing", inside.ENTRY_POINTS, "has no attribute 'nothing'"),
-    ("os.path:join", {"pytest11"}, "entry points in ['pytest11'], not in"),
+@pytest.mark.parametrize(("value", "left_out", "said"), [
+    ("os.path:join", "", "ok "),
+    ("os.path:nothing", "", "has no attribute 'nothing'"),
+    ("os.path:join", "pytest11", "entry points of ptxemu in [], not in ['pytest11']"),
 ])  # fmt: skip
-def test_an_entry_point_that_does_not_load_is_noticed(monkeypatch, value, groups, said):
-    points = EntryPoints(EntryPoint("name", value, group) for group in groups)
-    monkeypatch.setattr(inside, "distribution", lambda name: SimpleNamespace(entry_points=points))
+def test_an_entry_point_that_does_not_load_is_noticed(monkeypatch, value, left_out, said):
+    def installed(name: str) -> SimpleNamespace:
+        groups = inside.ENTRY_POINTS[name] - {left_out}
+        return SimpleNamespace(
+            entry_points=EntryPoints(EntryPoint("name", value, group) for group in groups)
+        )
+
+    monkeypatch.setattr(inside, "distribution", installed)
     assert said in inside.tried("entry points", inside.entry_point_problems)
 
 
@@ -160,7 +186,7 @@ def test_nothing_runs_where_the_installation_failed(tmp_path, monkeypatch):
     monkeypatch.setattr(perform, "differences", lambda wheel: [])
     failing = (sys.executable, "-c", "raise SystemExit('no index')")
     monkeypatch.setattr(perform, "installation", lambda *given: [("pip install", failing)])
-    first, last = perform.smoke(wheel, place, jobs=1)
+    first, last = perform.smoke([wheel], place, jobs=1)
     assert first.startswith("ok ")
     assert last.startswith(inside.FAILED)
     assert "no index" in last
