@@ -20,6 +20,18 @@ from ptxemu.module import Module, load
 _ROOTS = ("CUDA_HOME", "CUDA_PATH")  # environment variables of toolkits
 _TOOLKIT = Path("/usr/local/cuda")
 _INSTALL = "pip install nvidia-cuda-nvrtc"
+# Lines in reports; functions without __device__ are device code, since there is no host code.
+_FLAGS = ("--generate-line-info", "--device-as-default-execution-space")
+# Headers of a host's C library that cuda.h includes, for CUtensorMap, and that NVRTC lacks.
+_STUBS = {
+    "stdlib.h": "#pragma once\n",
+    "stdint.h": "#pragma once\n"
+    + "".join(
+        f"typedef {sign}{name} {kind}{bits}_t;\n"
+        for bits, name in {8: "char", 16: "short", 32: "int", 64: "long long"}.items()
+        for sign, kind in (("signed ", "int"), ("unsigned ", "uint"))
+    ),
+}
 _HEADERS = "nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl"
 
 
@@ -57,7 +69,7 @@ def compile(
     if isinstance(source, Path):
         source, name = source.read_text(encoding="utf-8"), str(source)
     target = arch.replace("sm_", "compute_", 1)
-    flags = [f"--gpu-architecture={target}", "--generate-line-info"]
+    flags = [f"--gpu-architecture={target}", *_FLAGS]
     flags += [f"--include-path={folder}" for folder in (*include, *include_folders())]
     with _Program(source, name, names) as program:
         ptx = program.compiled([*flags, *options])
@@ -131,7 +143,12 @@ class _Program:
         self._handle = ctypes.c_void_p()
         self._names = names
         text = (source.encode(), name.encode())
-        self._call("nvrtcCreateProgram", ctypes.byref(self._handle), *text, 0, None, None)
+        texts, includes = (
+            (ctypes.c_char_p * len(_STUBS))(*(word.encode() for word in words))
+            for words in (_STUBS.values(), _STUBS)
+        )
+        handle = ctypes.byref(self._handle)
+        self._call("nvrtcCreateProgram", handle, *text, len(_STUBS), texts, includes)
 
     def __enter__(self) -> _Program:
         return self

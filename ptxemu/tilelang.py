@@ -16,7 +16,6 @@ from ptxemu.module import Module
 from ptxemu.options import Options
 from ptxemu.report import Report
 
-_FLAGS = ("--device-as-default-execution-space",)
 _HEADERS = ("tl_templates/cuda/nvrtc_std.h",)
 _DEPENDENT_LAUNCH = ("cudaGridDependencySynchronize", "cudaTriggerProgrammaticLaunchCompletion")
 _NEEDS_BYTES_ONLY = ("float8", "float4", "float6", "int4", "uint4", "bool")
@@ -130,7 +129,7 @@ def compile(
     compiler, and `ptxemu.nvrtc.CompilationError`.
     """
     code = lowered(function, arch, pass_configs)
-    flags = [*_FLAGS, f"-D__CUDACC_VER_MAJOR__={nvrtc.version()[0]}"]
+    flags = [f"-D__CUDACC_VER_MAJOR__={nvrtc.version()[0]}"]
     flags += [f"--pre-include={name}" for name in _headers(code.source)]
     module = nvrtc.compile(
         code.source, arch, [*flags, *options], include=code.include, name="tilelang.cu"

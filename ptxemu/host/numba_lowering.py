@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
+
+from ptxemu.host.patching import patched
 
 
 @dataclass(frozen=True)
@@ -33,10 +36,14 @@ def lowered(
     """
     from numba import cuda
     from numba.core import sigutils
+    from numba.cuda import dispatcher
 
     source = getattr(function, "py_func", function)  # of a `cuda.jit` function
     types, returned = sigutils.normalize_signature(signature)
-    ptx, _ = cuda.compile_ptx(source, signature, device=False, cc=capability, **options)
+    # A device function, such as a shuffle of Numba's own, is compiled for the GPU that is there.
+    gpu = SimpleNamespace(compute_capability=capability)
+    with patched(dispatcher, {"get_current_device": lambda: gpu}):
+        ptx, _ = cuda.compile_ptx(source, signature, device=False, cc=capability, **options)
     if returned is not None and str(returned) != "none":
         raise TypeError(f"a kernel returns nothing; the signature has {returned}")
     return ptx, _arguments(types)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import ptxemu
 from ptxemu import nvrtc
@@ -130,6 +131,27 @@ def test_a_template_and_a_structure():
     assert {Path(place).name for place in places} == {"kernel.cu:11", "kernel.cu:12"}
     file = min(places).rpartition(":")[0]
     assert linecache.getline(file, 11).strip() == "row[threadIdx.x] = x[threadIdx.x];"
+
+
+MAPPED = """
+#include <cuda.h>
+unsigned long long twice(unsigned long long x) { return 2 * x; }
+__global__ void word(const __grid_constant__ CUtensorMap map, unsigned long long* out) {
+    out[threadIdx.x] = twice(reinterpret_cast<const unsigned long long*>(&map)[threadIdx.x]);
+}
+"""
+
+
+@NEEDS_NVRTC
+@pytest.mark.skipif(
+    not any((folder / "cuda.h").exists() for folder in nvrtc.include_folders()),
+    reason="cuda.h is not installed (nvidia-cuda-runtime)",
+)
+def test_a_tensor_map_by_value_and_a_function_without_a_space():
+    x, out = torch.zeros(64, 64, dtype=torch.uint8), np.zeros(16, np.uint64)
+    encoded = ptxemu.tensor_map(x, (1, 64))
+    ptxemu.nvrtc.compile(MAPPED, "sm_90a").launch(grid=1, block=16, args=[encoded, out])
+    assert out.tolist() == (np.frombuffer(encoded.raw, np.uint64) * np.uint64(2)).tolist()
 
 
 @NEEDS_NVRTC
