@@ -285,7 +285,7 @@ def test_unused_it_imports_nothing_heavy(pytester):
 
 
 def test_pip_tells_pytest_of_it():
-    text = (ROOT / "pyproject.toml").read_text()
+    text = (ROOT / "ptxemu" / "pyproject.toml").read_text()
     assert (
         '[project.entry-points.pytest11]\n"ptxemu.pytest_plugin" = "ptxemu.pytest_plugin"' in text
     )
