@@ -80,7 +80,7 @@ def _checked(
         "progress": Progress(),
     }
     told = told_at_once(options.json, sys.stderr)
-    with looking, source_lines(), told, machine_with_gpu(Emulator()):
+    with looking, source_lines(), told, machine_with_gpu(Emulator(), options.gpu):
         chosen = schedules(options.policy, options.seeds)
         return run_all(subjects.subject_of(options), chosen, **changes)
 

@@ -93,7 +93,7 @@ def main(words: list[str] | None, program: str | None = None) -> int:
     from ptxemu.host.emulator import Emulator
     from ptxemu.host.gpu_machine import machine_with_gpu
 
-    with source_lines(), machine_with_gpu(Emulator()):
+    with source_lines(), machine_with_gpu(Emulator(), options.gpu):
         try:
             return _compared(options)
         except (subjects.Refused, ValueError) as error:

@@ -125,7 +125,7 @@ def main(words: list[str] | None, program: str | None = None) -> int:
         with (
             source_lines(),
             environment(_keeping_machine_code(kept)),
-            machine_with_gpu(Emulator()),
+            machine_with_gpu(Emulator(), options.gpu),
             watched(**changes),
             looking,
             _written(folder, execute=not options.no_run),

@@ -6,7 +6,7 @@ import argparse
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,8 @@ from ptxemu.host.command_line import (
     write_json,
 )
 from ptxemu.options import POLICIES, Options
+from ptxemu.report import Report
+from ptxemu.watch import watched
 
 
 @dataclass
@@ -59,8 +61,31 @@ def _line_of(error: BaseException, script: str) -> str:
     return f"{script}:{lines[-1]}" if lines else ""
 
 
+@contextmanager
+def told_at_the_end() -> Iterator[None]:
+    """After the block, print one line on stderr: what was launched in it, or that nothing was."""
+    with watched() as report:
+        try:
+            yield
+        finally:
+            print(summary(report), file=sys.stderr, flush=True)
+
+
+def summary(report: Report) -> str:
+    """The line about all launches of a script."""
+    count = len(report.launches)
+    if not count:
+        return "ptxemu: warning: no kernel was launched, so nothing was emulated"
+    kernels = "kernel" if count == 1 else "kernels"
+    return (
+        f"ptxemu: {count:,} {kernels} launched, {report.warp_instructions:,} warp-instructions, "
+        f"{report.seconds:.1f} s"
+    )
+
+
 ABOUT = """\
-Run a CuTe DSL script on a CPU: its kernels' PTX for sm_100a is emulated.
+Run a script with kernels of the CuTe DSL or Triton on a CPU: their PTX is emulated. The process
+seems to have the GPU that --gpu names.
 
 The script needs no changes: tensors on "cuda" are in CPU memory, and everything after its name is
 an argument of the script. Exit code: the script's, or 1 if that is 0 and the checker found errors;
@@ -80,6 +105,7 @@ def main(words: list[str] | None, program: str | None = None) -> int:
     if not options.module and not Path(script).exists():
         parser.error(f"there is no file {script!r}")
 
+    subjects.require_gpu(parser)
     from ptxemu.host.emulator import Emulator
     from ptxemu.host.gpu_machine import machine_with_gpu
 
@@ -93,10 +119,11 @@ def main(words: list[str] | None, program: str | None = None) -> int:
             progress=Progress(),
         )
     )
-    with keeping(), looking, checking(options, sys.stderr, at_once=True) as report:
+    ending = nullcontext() if options.quiet else told_at_the_end()
+    with ending, keeping(), looking, checking(options, sys.stderr, at_once=True) as report:
         try:
             alone = report_alone(script, told=wanted(options))
-            with alone as hang, machine_with_gpu(emulator):
+            with alone as hang, machine_with_gpu(emulator, options.gpu):
                 subjects.run_script(script, rest, is_module=bool(options.module))
         except SystemExit as ending:
             if ending.code:
@@ -121,6 +148,8 @@ def parser_of(program: str | None = None) -> argparse.ArgumentParser:
     )
     subjects.add_limit(parser, 60.0)
     subjects.add_processes(parser)
+    subjects.add_gpu(parser)
+    parser.add_argument("--quiet", action="store_true", help="no line with counts at the end")
     parser.add_argument(
         "--report", type=output_file, metavar="FILE", help="write counts and findings as JSON"
     )

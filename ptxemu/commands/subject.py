@@ -17,6 +17,7 @@ from types import TracebackType
 
 from ptxemu.check.text import cut
 from ptxemu.errors import PtxEmuError
+from ptxemu.host import gpus
 from ptxemu.host.command_line import inspecting
 from ptxemu.options import Options
 from ptxemu.report import Report
@@ -89,6 +90,7 @@ def parser_of(program: str | None, about: str) -> argparse.ArgumentParser:
         usage="%(prog)s [options] (SCRIPT | --module FILE:FUNCTION) [ARGUMENT ...]",
     )
     parser.add_argument("--module", metavar="FILE:FUNCTION", help="call this function")
+    add_gpu(parser)
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 
@@ -123,6 +125,26 @@ def _processes(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def add_gpu(parser: argparse.ArgumentParser) -> None:
+    """--gpu NAME."""
+    parser.add_argument(
+        "--gpu",
+        type=_gpu,
+        metavar="NAME",
+        help=f"GPU that the process seems to have: {', '.join(gpus.GPUS)} "
+        f"(default: that of {gpus.ARCH_VARIABLE}, else b200)",
+    )
+
+
+def _gpu(text: str) -> gpus.Gpu:
+    """Argument type: a GPU of the table that does not contradict the environment."""
+    try:
+        gpu = gpus.named(text)
+        return gpus.chosen(gpu, os.environ)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def tell_alone(report: Report) -> None:
     """On stderr: which launches ran in one process, where more were asked for, and why."""
     for entry, why in dict.fromkeys((each.entry, each.alone) for each in report.launches):
@@ -145,7 +167,16 @@ def parse(parser: argparse.ArgumentParser, words: list[str] | None) -> argparse.
     file = options.module.rpartition(":")[0] if options.module else options.rest[0]
     if not Path(file).is_file():
         parser.error(f"there is no file {file!r}")
+    require_gpu(parser)
     return options
+
+
+def require_gpu(parser: argparse.ArgumentParser) -> None:
+    """Leave by `parser.error` if CUTE_DSL_ARCH is no architecture."""
+    try:
+        gpus.chosen(None, os.environ)
+    except ValueError as error:
+        parser.error(str(error))
 
 
 def looking_inside(

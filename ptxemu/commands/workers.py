@@ -122,7 +122,7 @@ def _serve(
     from ptxemu.mutation.rerun import baseline, verdict
     from ptxemu.schedules import Schedule
 
-    with source_lines(), machine_with_gpu(Emulator()):
+    with source_lines(), machine_with_gpu(Emulator(), options.gpu):
         try:
             subject = subject_of(options)
         except Exception as error:  # noqa: BLE001  (of the file's own code)

@@ -52,7 +52,7 @@ class LiveTensors:
             if isinstance(value, tuple | list):
                 self.note(value)
             elif hasattr(value, "untyped_storage"):
-                if value.is_cpu and _stored(value):
+                if _stored(value):
                     self.note_storage(value.untyped_storage())
             elif type(value).__name__ == "UntypedStorage":
                 if value.device.type == "cpu" and value.data_ptr():
@@ -168,8 +168,10 @@ def _with_subclasses(kind: type) -> set[type]:
 
 
 def _stored(tensor: Any) -> bool:
-    """Whether a tensor has memory; a fake or sparse tensor has none."""
+    """Whether a tensor has memory here; a fake or sparse tensor has none. A tensor may say that it
+    is on a GPU which is only pretended; its storage does not."""
     try:
-        return tensor.untyped_storage().data_ptr() != 0
+        storage = tensor.untyped_storage()
+        return storage.device.type == "cpu" and storage.data_ptr() != 0
     except (NotImplementedError, RuntimeError):
         return False

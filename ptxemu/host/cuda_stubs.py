@@ -1,4 +1,4 @@
-"""Answers of the CUDA driver, the runtime and the DSL's utilities on a machine with one B200.
+"""Answers of the CUDA driver, the runtime and the DSL's utilities on a machine with one GPU.
 
 Only what scripts need before and after their launches: counts, versions, attributes, streams,
 waiting, and the runtime's simplest allocation.
@@ -14,14 +14,11 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
+from ptxemu.host import gpus
 from ptxemu.host.allocations import LIVE
 from ptxemu.host.patching import patched
-from ptxemu.host.runtime_symbols import DEVICE_ATTRIBUTES, device_attribute
+from ptxemu.host.runtime_symbols import device_attribute
 
-SMS = DEVICE_ATTRIBUTES[16]
-L2_BYTES = DEVICE_ATTRIBUTES[38]
-CAPABILITY = (DEVICE_ATTRIBUTES[75], DEVICE_ATTRIBUTES[76])
-NAME = "NVIDIA B200"
 VERSION = 13000  # CUDA 13.0
 _ALIGNMENT = 256
 MEANINGLESS_TIME = 1.0  # an emulated kernel has no duration; scripts divide by what they measure
@@ -62,9 +59,11 @@ def _benchmarks(module: Any, function: Callable[..., float]) -> dict[str, Any]:
 
 _HARDWARE_INFO = {
     "__init__": lambda self, device_id=0: None,
-    "get_max_active_clusters": lambda self, cluster_size, stream=None: max(1, SMS // cluster_size),
-    "get_l2_cache_size_in_bytes": lambda self: L2_BYTES,
-    "get_device_multiprocessor_count": lambda self: SMS,
+    "get_max_active_clusters": lambda self, cluster_size, stream=None: max(
+        1, gpus.current().sms // cluster_size
+    ),
+    "get_l2_cache_size_in_bytes": lambda self: gpus.current().l2_bytes,
+    "get_device_multiprocessor_count": lambda self: gpus.current().sms,
 }
 
 
@@ -76,7 +75,10 @@ def _driver(driver: Any) -> dict[str, Callable[..., tuple[Any, ...]]]:
         "cuDriverGetVersion": (VERSION,),
         "cuDeviceGetCount": (1,),
         "cuDeviceGet": (driver.CUdevice(0),),
-        "cuDeviceGetName": (NAME.encode(),),
+        "cuDeviceGetName": (gpus.current().name.encode(),),
+        "cuDeviceTotalMem": (gpus.current().memory_bytes,),
+        "cuDeviceComputeCapability": gpus.current().capability,
+        "cuMemGetInfo": (gpus.current().memory_bytes,) * 2,
         "cuCtxCreate": (driver.CUcontext(0),),
         "cuCtxGetCurrent": (driver.CUcontext(0),),
         "cuCtxGetDevice": (driver.CUdevice(0),),
@@ -100,6 +102,7 @@ def _runtime(runtime: Any) -> dict[str, Callable[..., tuple[Any, ...]]]:
         "cudaGetDevice": (0,),
         "cudaGetDeviceCount": (1,),
         "cudaSetDevice": (),
+        "cudaMemGetInfo": (gpus.current().memory_bytes,) * 2,
         "cudaDeviceSynchronize": (),
         "cudaStreamCreate": (runtime.cudaStream_t(0),),
         "cudaStreamSynchronize": (),
@@ -110,7 +113,35 @@ def _runtime(runtime: Any) -> dict[str, Callable[..., tuple[Any, ...]]]:
         "cudaMalloc": heap.malloc,
         "cudaFree": heap.free,
         "cudaMemset": heap.memset,
+        "cudaGetDeviceProperties": lambda *_: (success, _properties(runtime)),
     }
+
+
+def _properties(runtime: Any) -> Any:
+    """Return the cudaDeviceProp of the GPU; what is not known is 0."""
+    gpu = gpus.current()
+    found = runtime.cudaDeviceProp()
+    found.name = gpu.name.encode().ljust(256, b"\0")  # all of the field
+    found.major, found.minor = gpu.capability
+    found.totalGlobalMem = gpu.memory_bytes
+    for name, number in _PROPERTIES.items():
+        setattr(found, name, gpu.attribute(number))
+    return found
+
+
+# Fields of cudaDeviceProp -> cudaDeviceAttr.
+_PROPERTIES = {
+    "multiProcessorCount": 16,
+    "l2CacheSize": 38,
+    "maxThreadsPerBlock": 1,
+    "maxThreadsPerMultiProcessor": 39,
+    "regsPerBlock": 12,
+    "regsPerMultiprocessor": 82,
+    "sharedMemPerBlock": 8,
+    "sharedMemPerBlockOptin": 97,
+    "sharedMemPerMultiprocessor": 81,
+    "warpSize": 10,
+}
 
 
 @lru_cache(maxsize=1)

@@ -6,10 +6,11 @@ import ctypes
 import struct
 import sys
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from ptxemu.host.allocations import LIVE
+from ptxemu.host.graphs import capturing
 from ptxemu.host.launch_config import LaunchRequest
 from ptxemu.machine.memory import Range
 from ptxemu.options import Options
@@ -52,18 +53,34 @@ class Emulator:
     """Launcher for `cutedsl.run` and `intercepted`; each launch adds to `report`.
 
     whole_process: a kernel may access every mapping of the process; else only known allocations
-    (`host.allocations`), which needs torch.
+    (`host.allocations`), which needs torch, or somebody who has told them.
+    told: somebody has.
     """
 
-    def __init__(self, options: Options | None = None, *, whole_process: bool = False) -> None:
+    def __init__(
+        self, options: Options | None = None, *, whole_process: bool = False, told: bool = False
+    ) -> None:
         self.options = options or Options()
         self.report = Report()
         self._whole_process = whole_process
+        self._told = told
 
     def __call__(self, request: LaunchRequest) -> LaunchReport:
-        """Run one launch to its end; raises what `Module.launch` raises."""
+        """Run one launch to its end; raises what `Module.launch` raises.
+
+        While a graph is captured (`host.graphs`), the launch is recorded for its replays, and the
+        report is empty.
+        """
+        capture = capturing()
+        if capture is not None:
+            capture.add(partial(self._launched, request))
+            cluster = request.cluster or (1, 1, 1)
+            return LaunchReport(request.entry, request.grid, request.block, cluster)
+        return self._launched(request)
+
+    def _launched(self, request: LaunchRequest) -> LaunchReport:
         checked = adapted(self.options).check
-        known = "torch" in sys.modules and (checked or not self._whole_process)
+        known = (self._told or "torch" in sys.modules) and (checked or not self._whole_process)
         launched = _module(request.ptx).launch(
             request.entry,
             grid=request.grid,

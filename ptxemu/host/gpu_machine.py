@@ -1,9 +1,10 @@
-"""Present this process as one with a B200 whose launches are emulated: for a script or a block."""
+"""Present this process as one with a GPU whose launches are emulated: for a script or a block."""
 
 from __future__ import annotations
 
 import atexit
 import faulthandler
+import importlib.util
 import os
 import shutil
 import tempfile
@@ -14,7 +15,7 @@ from functools import cache
 from io import UnsupportedOperation
 from typing import Any
 
-from ptxemu.host.cutedsl import ARCH
+from ptxemu.host import gpus
 from ptxemu.host.patching import environment, on_arrival, patched
 from ptxemu.host.runtime_symbols import Launcher
 
@@ -23,21 +24,37 @@ _PREFIXES = ("CUTE_DSL", "CUTE_EXPERIMENTAL_DSL")
 
 
 @contextmanager
-def machine_with_gpu(launcher: Launcher) -> Iterator[None]:
-    """Within the block, present this process as one with a B200; launches go to `launcher`.
+def machine_with_gpu(launcher: Launcher, gpu: gpus.Gpu | None = None) -> Iterator[None]:
+    """Within the block, present this process as one with a GPU; launches go to `launcher`.
 
-    Imports torch and the DSL. Environment settings for the DSL's target and dumps are kept.
-    Processes started within the block inherit the others.
+    Imports torch and the DSL where they are installed; Triton is changed once it is imported.
+    Environment settings for the DSL's dumps are kept. Processes started within the block inherit
+    the others.
+
+    Args:
+        gpu: What the process seems to have; None: the GPU of CUTE_DSL_ARCH, by default a B200.
+
+    Raises:
+        ValueError: gpu and CUTE_DSL_ARCH contradict each other.
     """
+    seen = gpus.chosen(gpu, os.environ)
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", KNOWN, UserWarning)
-        stack.enter_context(environment(_dsl_environment()))
-        _pretend_for_dsl(stack, launcher)
-        _pretend_for_torch(stack)
+        stack.enter_context(gpus.seeming(seen))
+        stack.enter_context(environment(_dsl_environment(seen.arch)))
+        if _is_installed("cutlass"):
+            _pretend_for_dsl(stack, launcher)
+        if _is_installed("torch"):
+            _pretend_for_torch(stack)
+        stack.enter_context(on_arrival({"triton": lambda: _pretend_for_triton(stack, launcher)}))
         with suppress(UnsupportedOperation):  # where stderr is no file, as in a notebook
             faulthandler.enable()  # the DSL's own handler would hide where Python was
         yield
+
+
+def _is_installed(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
 
 
 @contextmanager
@@ -48,9 +65,11 @@ def pretended_as_needed(launcher: Launcher) -> Iterator[None]:
     lines of Python.
     """
     with ExitStack() as stack:
+        stack.enter_context(gpus.seeming(gpus.chosen(None, os.environ)))
         then = {
             "torch": lambda: _pretend_for_torch(stack),
             "cutlass": lambda: _pretend_for_dsl(stack, launcher, lines=True),
+            "triton": lambda: _pretend_for_triton(stack, launcher),
         }
         stack.enter_context(on_arrival(then))
         yield
@@ -60,6 +79,12 @@ def _pretend_for_torch(stack: ExitStack) -> None:
     from ptxemu.host.torch_shim import torch_without_gpu
 
     stack.enter_context(torch_without_gpu())
+
+
+def _pretend_for_triton(stack: ExitStack, launcher: Launcher) -> None:
+    from ptxemu.host.triton_driver import triton_without_gpu
+
+    stack.enter_context(triton_without_gpu(launcher))
 
 
 def _pretend_for_dsl(stack: ExitStack, launcher: Launcher, *, lines: bool = False) -> None:
@@ -83,8 +108,8 @@ def dump_folder() -> str:
     return folder
 
 
-def _dsl_environment() -> dict[str, str]:
-    """Return variables that make the DSL target sm_100a and keep its PTX.
+def _dsl_environment(arch: str) -> dict[str, str]:
+    """Return variables that make the DSL target `arch` and keep its PTX.
 
     Values that the user has set are kept.
     """
@@ -92,7 +117,7 @@ def _dsl_environment() -> dict[str, str]:
     for prefix in _PREFIXES:
         kept = {*filter(None, os.environ.get(f"{prefix}_KEEP", "").split(",")), "ptx"}
         values[f"{prefix}_KEEP"] = ",".join(sorted(kept))
-        for name, default in (("ARCH", ARCH), ("DUMP_DIR", dump_folder())):
+        for name, default in (("ARCH", arch), ("DUMP_DIR", dump_folder())):
             values[f"{prefix}_{name}"] = os.environ.get(f"{prefix}_{name}", default)
     return values
 
@@ -109,7 +134,7 @@ def _dsl_settings(lines: bool) -> Iterator[None]:
                 continue
             settings: dict[str, Any] = {
                 "keep_ptx": True,
-                "_arch": os.environ.get(f"{prefix}_ARCH", ARCH),
+                "_arch": os.environ.get(f"{prefix}_ARCH", gpus.current().arch),
                 "dump_dir": os.environ.get(f"{prefix}_DUMP_DIR", dump_folder()),
             }
             if lines and f"{prefix}_LINEINFO" not in os.environ:

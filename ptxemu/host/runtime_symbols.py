@@ -2,7 +2,7 @@
 
 The DSL lowers a host function to LLVM that calls `_cudaLaunchKernelEx` and about twenty related
 functions of its runtime library. Here they are Python: loading a library returns handles, device
-queries describe a B200, and a launch goes to the launcher of the current `Run`.
+queries describe the chosen GPU, and a launch goes to the launcher of the current `Run`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from ptxemu.errors import HardwareRefusal
+from ptxemu.host import gpus
 from ptxemu.host.launch_config import (
     LaunchAttributes,
     LaunchConfig,
@@ -28,7 +29,7 @@ from ptxemu.host.launch_config import (
     require_settable,
 )
 from ptxemu.host.tensor_map_encode import encode_pixels, encode_tiled
-from ptxemu.machine.shape import limits_of, target_of
+from ptxemu.machine.shape import target_of
 from ptxemu.one_launch import launch_lock
 
 Launcher = Callable[[LaunchRequest], Any]
@@ -40,36 +41,21 @@ _PREFIXES_OF_CUDA = ("_cu", "cuda_dialect_", "CuteDSLRT_")
 
 _ARGUMENT = {"p": ctypes.c_size_t, "i": ctypes.c_int32, "q": ctypes.c_uint64}
 
-# cudaDeviceAttr of a B200.
-DEVICE_ATTRIBUTES = {
-    1: 1024,  # max threads per block
-    8: 48 * 1024,  # max shared memory per block
-    10: 32,  # warp size
-    16: 148,  # multiprocessors
-    38: 126 * 2**20,  # L2 bytes
-    39: 2048,  # max threads per multiprocessor
-    75: 10,  # compute capability, major
-    76: 0,  # compute capability, minor
-    82: 64 * 1024,  # max registers per multiprocessor
-    95: 1,  # cooperative launch
-}
-_SMEM_OF_SM, _SMEM_OPT_IN = 81, 97  # max shared memory per multiprocessor, and per block
-
 
 class UnsupportedRuntimeCall(RuntimeError):
     """The host code asked the CUDA runtime for something that is not emulated."""
 
 
 def device_attribute(identifier: int, target: str = "") -> int:
-    """The value of a cudaDeviceAttr (the driver's CUdevice_attribute has the same numbers): of a
-    B200, but shared memory, all of which the host code of the DSL asks for, of a GPU of `target`.
+    """Return the value of a cudaDeviceAttr of the GPU that this process seems to have.
+
+    The driver's CUdevice_attribute has the same numbers. Shared memory, all of which the host code
+    of the DSL asks for, is that of a GPU of `target` if that is given.
     """
-    if identifier in (_SMEM_OF_SM, _SMEM_OPT_IN):
-        limits = limits_of(target)
-        return limits.smem_of_sm if identifier == _SMEM_OF_SM else limits.smem_of_cta
-    if identifier not in DEVICE_ATTRIBUTES:
+    value = gpus.current().attribute(identifier, target)
+    if value is None:
         raise UnsupportedRuntimeCall(f"device attribute {identifier} of the emulated GPU")
-    return DEVICE_ATTRIBUTES[identifier]
+    return value
 
 
 @dataclass

@@ -32,7 +32,7 @@ CHECKED = {"round-robin-0": {"check": True, "limit": 20}}
 
 @pytest.fixture
 def script(tmp_path, monkeypatch):
-    monkeypatch.setattr("ptxemu.host.gpu_machine.machine_with_gpu", lambda _: nullcontext())
+    monkeypatch.setattr("ptxemu.host.gpu_machine.machine_with_gpu", lambda *_: nullcontext())
 
     def write(body):
         path = tmp_path / "script.py"

@@ -19,7 +19,7 @@ def run_main(monkeypatch):
     """Run main() in this process without the simulated GPU; return the launcher that it made."""
     made = []
 
-    def machine(launcher):
+    def machine(launcher, gpu=None):
         made.append(launcher)
         return nullcontext()
 
@@ -99,11 +99,34 @@ sys.exit({code})
 def test_a_finding_makes_a_good_ending_a_bad_one(run_main, script, capsys, flag):
     path = script(RACY.format(code=0))
     run_main(path)
+    told = capsys.readouterr().err
+    assert told == "ptxemu: 1 kernel launched, 8 warp-instructions, 0.0 s\n"
+    run_main("--quiet", path)
     assert not capsys.readouterr().err
     with pytest.raises(SystemExit) as caught:
         run_main(flag, path)
     assert caught.value.code == 1
     assert "error: race: " in capsys.readouterr().err
+
+
+def test_a_script_that_launches_nothing_is_told(run_main, script, capsys):
+    run_main(script(""))
+    assert "warning: no kernel was launched" in capsys.readouterr().err
+
+
+def test_the_gpu_is_chosen_and_must_agree_with_the_environment(
+    run_main, script, capsys, monkeypatch
+):
+    run_main("--gpu", "h100", script(""))
+    for words, told in (
+        (("--gpu", "h300"), "unknown GPU 'h300': must be one of a100, "),
+        (("--gpu", "h100"), "--gpu contradicts CUTE_DSL_ARCH=sm_100a: NVIDIA H100"),
+    ):
+        monkeypatch.setenv("CUTE_DSL_ARCH", "sm_100a")
+        with pytest.raises(SystemExit) as caught:
+            run_main(*words, script(""))
+        assert caught.value.code == 2
+        assert told in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_bad_ending_stays_and_findings_are_told(run_main, script, capsys, tmp_path):

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import copy
+
 import cuda.bindings.driver as driver
 import cuda.bindings.runtime as runtime
 import cutlass.cute as cute
 import cutlass.testing
 import cutlass.utils as utils
+import numpy as np
 import pytest
 import torch
 
 import ptxemu
+from ptxemu import load
+from ptxemu.host import gpus
 from ptxemu.host.allocations import LIVE
-from ptxemu.host.cuda_stubs import CAPABILITY, stubbed_cuda
+from ptxemu.host.cuda_stubs import stubbed_cuda
+from ptxemu.host.emulator import Emulator
+from ptxemu.host.launch_config import LaunchAttributes, LaunchRequest
+from ptxemu.host.marks import Marks
 from ptxemu.host.patching import environment, patched
 from ptxemu.host.torch_shim import BLOCK_BYTES, torch_without_gpu
 from tests.ptxemu.kernels import kernel, launch
@@ -26,25 +34,100 @@ def gpu():
 
 @pytest.mark.usefixtures("gpu")
 class TestDevices:
-    def test_devices_become_the_cpu(self):
+    def test_tensors_for_the_device_say_so(self):
         for device in ("cuda", "cuda:0", torch.device("cuda"), 0):
-            assert torch.ones(2, device=device).device.type == "cpu"
-        assert torch.ones(2).to("cuda", torch.float16).dtype == torch.float16
-        with torch.device("cuda"):
-            assert torch.zeros(3).device.type == "cpu"
-
-    def test_tensors_say_that_they_are_on_the_device(self):
-        assert torch.ones(2).is_cuda
+            x = torch.ones(2, device=device)
+            assert x.device == torch.device("cuda", 0)
+            assert x.is_cuda
+            assert not x.is_cpu
+            assert x.get_device() == 0
+        assert torch.device("cuda").type == "cuda"
+        assert repr(x.half()) == "tensor([1., 1.], device='cuda:0', dtype=torch.float16)"
+        assert x.type() == "torch.cuda.FloatTensor"
         assert torch.ones(2, pin_memory=True).pin_memory().sum() == 2
 
+    def test_other_tensors_say_cpu(self):
+        for x in (torch.ones(2), torch.ones(2, device="cpu"), torch.ones(2, device="cuda").cpu()):
+            assert x.device.type == "cpu"
+            assert not x.is_cuda
+            assert x.is_cpu
+            assert repr(x) == "tensor([1., 1.])"
+
     @pytest.mark.parametrize(
-        "move", [torch.Tensor.cuda, torch.Tensor.cpu, lambda t: t.to(device="cuda")]
+        "make",
+        [
+            lambda x, y: x[0],
+            lambda x, y: x.t().detach().data,
+            lambda x, y: y + x,
+            lambda x, y: torch.stack([y, x]),
+            lambda x, y: x.half(),
+            lambda x, y: torch.empty_like(x),
+            lambda x, y: torch.empty(3, device=x.device),
+            lambda x, y: x.new_zeros(3),
+            lambda x, y: y.to(x),
+            lambda x, y: copy.deepcopy(x),
+            lambda x, y: torch.from_dlpack(x),
+            lambda x, y: torch.nn.Linear(2, 2).cuda()(y),
+            lambda x, y: torch.nn.Linear(2, 2, device="cuda").weight,
+        ],
     )
-    def test_transfers_copy(self, move):
-        host = torch.zeros(4)
-        moved = move(host)
+    def test_what_is_made_of_them_says_so_too(self, make):
+        x, y = torch.ones(2, 2, device="cuda"), torch.ones(2, 2)
+        assert make(x, y).device == x.device
+
+    def test_where_a_device_is_named(self):
+        x = torch.ones(2, device="cuda")
+        assert torch.zeros_like(x, device="cpu").is_cpu
+        assert x.to(torch.ones(1)).is_cpu
+        assert torch.empty_like(x, device="meta").is_meta
+        assert x.to(x.device) is x
+        assert x.cuda() is x
+        assert x.to("cuda", torch.float32) is x
+        with pytest.raises(RuntimeError, match="invalid device ordinal 1"):
+            torch.ones(2, device="cuda:1")
+
+    def test_default_devices(self):
+        with torch.device("cuda"):
+            assert torch.zeros(3).is_cuda
+            assert torch.zeros(3, device="cpu").is_cpu
+        torch.set_default_device("cuda")
+        try:
+            assert torch.arange(3).is_cuda
+        finally:
+            torch.set_default_device(None)
+        assert torch.arange(3).is_cpu
+
+    def test_memory_of_the_host_is_copied_to_the_device(self):
+        array = np.zeros(4)
+        tensor = torch.as_tensor(array, device="cuda")
+        tensor += 1
+        assert tensor.is_cuda
+        assert array.sum() == 0
+
+    def test_marks_leave_with_their_storages(self):
+        marks = Marks()
+        for _ in range(3000):
+            marks.add_tensors(torch.empty(1))
+        kept = torch.empty(1)
+        marks.add_tensors(kept)
+        assert len(marks._marked) < 2000
+        assert marks.holds(kept)
+
+    @pytest.mark.parametrize(
+        ("source", "move"),
+        [
+            ("cpu", torch.Tensor.cuda),
+            ("cpu", lambda t: t.to(device="cuda")),
+            ("cuda", torch.Tensor.cpu),
+            ("cuda", lambda t: t.to("cpu")),
+        ],
+    )
+    def test_transfers_copy(self, source, move):
+        first = torch.zeros(4, device=source)
+        moved = move(first)
         moved += 1
-        assert host.sum() == 0
+        assert first.sum() == 0
+        assert moved.device.type != first.device.type
 
     def test_conversions_do_not_copy_needlessly(self):
         tensor = torch.zeros(4)
@@ -52,7 +135,11 @@ class TestDevices:
 
     def test_device_questions(self):
         assert torch.cuda.is_available()
-        assert torch.cuda.get_device_capability() == CAPABILITY
+        assert torch.cuda.get_device_capability() == gpus.current().capability == (10, 0)
+        assert torch.cuda.get_device_properties(0).multi_processor_count == 148
+        assert torch.cuda.get_arch_list() == ["sm_100a"]
+        assert not torch.cuda.is_current_stream_capturing()
+        assert torch.cuda.memory_stats()["allocated_bytes.all.peak"] == 0
         assert torch.cuda.current_stream().cuda_stream == 0
         with torch.cuda.stream(torch.cuda.Stream()):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event()
@@ -61,12 +148,53 @@ class TestDevices:
 
     def test_operators_for_cuda_devices(self):
         def half(x: torch.Tensor) -> torch.Tensor:
+            assert x.is_cuda
+            assert torch.empty(1, device=x.device).is_cuda
             return x / 2
 
         operator = torch.library.custom_op(
             "ptxemu_tests::half", half, mutates_args=(), device_types="cuda"
         )
-        assert operator(torch.ones(2)).tolist() == [0.5, 0.5]
+        result = operator(torch.ones(2, device="cuda"))
+        assert result.tolist() == [0.5, 0.5]
+        assert result.is_cuda
+
+    def test_operators_of_a_library_for_cuda(self):
+        library = torch.library.Library("ptxemu_library", "DEF")
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: torch.empty(1, device="cuda") + 2 * x, "CUDA")
+        assert torch.ops.ptxemu_library.twice(torch.ones(3, device="cuda")).is_cuda
+
+    def test_backward_functions_see_the_device(self):
+        class Double(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(x)
+                return 2 * x
+
+            @staticmethod
+            def backward(ctx, gradient):
+                assert gradient.is_cuda
+                assert torch.empty(1, device="cuda").is_cuda
+                return 2 * gradient
+
+        x = torch.ones(3, device="cuda", requires_grad=True)
+        Double.apply(x).sum().backward()
+        assert x.grad.tolist() == [2, 2, 2]
+        assert x.grad.is_cuda
+
+    def test_generators(self):
+        drawn = [
+            torch.randn(2, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
+            for _ in range(2)
+        ]
+        assert drawn[0].is_cuda
+        assert drawn[0].equal(drawn[1])
+
+    def test_files(self, tmp_path):
+        torch.save(torch.ones(2), tmp_path / "ones.pt")
+        assert torch.load(tmp_path / "ones.pt", map_location="cuda").is_cuda
+        assert torch.load(tmp_path / "ones.pt").is_cpu
 
     def test_there_is_nothing_to_profile(self):
         activities = [torch.profiler.ProfilerActivity.CUDA]
@@ -78,6 +206,58 @@ class TestDevices:
         x = torch.ones(3, device="cuda", requires_grad=True)
         (x.cuda() * 2).sum().backward()
         assert x.grad.tolist() == [2, 2, 2]
+
+
+@pytest.mark.usefixtures("gpu")
+class TestGraphs:
+    def captured(self):
+        graph, x = torch.cuda.CUDAGraph(), torch.zeros(3, device="cuda")
+        with torch.cuda.graph(graph):
+            assert torch.cuda.is_current_stream_capturing()
+            x += 1
+            y = 2 * x
+        return graph, x, y
+
+    def test_captured_work_is_done_at_each_replay(self):
+        graph, x, y = self.captured()
+        assert x.tolist() == [0, 0, 0]
+        graph.replay()
+        graph.replay()
+        assert x.tolist() == [2, 2, 2]
+        assert y.tolist() == [4, 4, 4]
+        x.fill_(10)
+        graph.replay()
+        assert y.tolist() == [22, 22, 22]
+
+    def test_what_waits_for_the_device_is_refused(self):
+        x = torch.zeros(3, device="cuda")
+        with (
+            pytest.raises(RuntimeError, match="capturing"),
+            torch.cuda.graph(torch.cuda.CUDAGraph()),
+        ):
+            x.sum().item()
+        with pytest.raises(RuntimeError, match="without a finished capture"):
+            torch.cuda.CUDAGraph().replay()
+
+    def test_launches_are_recorded(self):
+        emulator = Emulator(whole_process=True)
+        x = torch.zeros(1, dtype=torch.int32, device="cuda")
+        text = kernel("ld.param.u64 %rd1, [d];\nred.global.add.u32 [%rd1], 1;", ".param .u64 d")
+        request = LaunchRequest(
+            text, load(text).entries[0], (1, 1, 1), (1, 1, 1), None, 0,
+            (x.data_ptr().to_bytes(8, "little"),), LaunchAttributes(),
+        )  # fmt: skip
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = x + 1
+            assert emulator(request).warp_instructions == 0
+            z = x + y
+        assert x.item() == 0
+        assert not emulator.report.launches
+        graph.replay()
+        graph.replay()
+        assert [x.item(), y.item(), z.item()] == [2, 2, 4]
+        assert len(emulator.report.launches) == 2
 
 
 @pytest.mark.usefixtures("gpu")
@@ -195,7 +375,7 @@ def test_cuda_answers():
 
 
 def test_nothing_stays():
-    of_torch = (torch.cuda, torch.library, torch.profiler, torch.Tensor)
+    of_torch = (torch, torch._C, torch.cuda, torch.library, torch.profiler, torch.Tensor)
     owners = (*of_torch, driver, runtime, cutlass.testing, utils.HardwareInfo)
     before = [dict(vars(owner)) for owner in owners]
     with pytest.raises(KeyError), torch_without_gpu(), stubbed_cuda():

@@ -68,11 +68,17 @@ def has_numba() -> bool:
     return found and importlib.util.find_spec("numba_cuda") is not None
 
 
+def has_triton() -> bool:
+    """Whether Triton is here."""
+    return importlib.util.find_spec("triton") is not None
+
+
 # page -> packages that its Python needs, and whether they are here
 NEEDED = {
     "cuda_cpp.md": ("nvidia-cuda-nvrtc and nvidia-cuda-cccl", has_cub),
     "numba.md": ("numba-cuda[cu13]", has_numba),
     "tilelang.md": ("tilelang and nvidia-cuda-nvrtc", has_tilelang),
+    "triton.md": ("triton", has_triton),
 }
 
 

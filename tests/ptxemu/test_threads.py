@@ -131,7 +131,7 @@ def test_a_thread_of_a_script_is_watched_and_sees_the_pretended_gpu():
 
     with torch_without_gpu(), intercepted(emulator), watched(check=True) as report:
         results = in_threads(work, 2)
-    assert [each[:2] for each in results] == [(True, "cpu")] * 2
+    assert [each[:2] for each in results] == [(True, "cuda")] * 2
     assert [each.options.check for each in report.launches] == [True, True]
     assert in_threads(lambda _: ptxemu.pretends(), 1) == [False]
 
