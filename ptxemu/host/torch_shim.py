@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,8 @@ MARKS = Marks()  # of this process
 # Functions whose results share memory with something that is not a tensor argument.
 _SHARING = set("from_numpy frombuffer from_dlpack from_file as_tensor asarray __get__".split())
 _MOVES = {"to", "cuda", "cpu"}
-# What follows the device in the text of a tensor.
-_END = re.compile(r"(?:, (?:size|dtype|layout|requires_grad|grad_fn|names|tangent)=[^\n]*)?\)\Z")
+# Before what follows the device in the text of a tensor.
+_SUFFIX = re.compile(r",\s+(?=(?:size|dtype|layout|requires_grad|grad_fn|names|tangent)=)")
 
 
 @contextmanager
@@ -125,11 +126,15 @@ def _type(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _repr(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Text of a tensor, with its device in the place where torch names it."""
     text: str = function(*args, **kwargs)
-    if not MARKS.holds(args[0]):
+    is_number = function.__name__ == "__format__" and args[0].dim() == 0
+    if is_number or not MARKS.holds(args[0]):
         return text
-    at = _END.search(text)
-    return f"{text[: at.start()]}, device='cuda:0'{at[0]}" if at else text
+    strings: Any = import_module("torch._tensor_str")
+    values, *suffixes = _SUFFIX.split(text[:-1])
+    indent = len(values.partition("(")[0].rpartition("\n")[2]) + 1
+    return strings._add_suffixes(values, ["device='cuda:0'", *suffixes], indent, False)
 
 
 def _device(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -147,6 +152,7 @@ _ANSWERS = {
     "get_device": _get_device,
     "type": _type,
     "__repr__": _repr,
+    "__format__": _repr,
     "device": _device,
     **dict.fromkeys(
         "_parse_to untyped_storage data_ptr size dim stride __len__ is_contiguous".split(),
