@@ -25,7 +25,7 @@ from ptxemu.watch import watched
 ABOUT = f"""\
 The checker on your CuTe DSL kernels: races, data never written, leaks, misused barriers.
 
-No GPU is needed, and the file needs no changes: the process seems to have a B200 (tensors on device
+No GPU is needed, and the file needs no changes: the process seems to have a GPU (tensors on device
 "cuda" are in CPU memory). Every kernel launch is emulated and checked, whether it is made by
 `cute.compile` and a call, a `@cute.jit` function, tvm-ffi, `ptxemu.run` or
 `ptxemu.load(...).launch`.
