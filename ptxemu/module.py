@@ -94,6 +94,11 @@ class Module:
         self._buffers[variable.name] = view
         self._symbols[variable.name] = ("global", view.ctypes.data)
 
+    def variable(self, name: str) -> tuple[int, int] | None:
+        """Return (address, bytes) of a global variable, or None if there is none of that name."""
+        buffer = self._buffers.get(name)
+        return None if buffer is None else (buffer.ctypes.data, buffer.nbytes)
+
     @property
     def entries(self) -> list[str]:
         """Kernel names, in order of appearance."""

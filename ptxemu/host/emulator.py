@@ -124,3 +124,8 @@ def _module(ptx: str) -> Any:
     from ptxemu.module import load  # with numpy and every instruction
 
     return load(ptx)
+
+
+def variable_of(ptx: str, name: str) -> tuple[int, int] | None:
+    """Return (address, bytes) of a variable of a module, or None if it has no such variable."""
+    return _module(ptx).variable(name)

@@ -43,10 +43,13 @@ def machine_with_gpu(launcher: Launcher, gpu: gpus.Gpu | None = None) -> Iterato
         warnings.filterwarnings("ignore", KNOWN, UserWarning)
         stack.enter_context(gpus.seeming(seen))
         stack.enter_context(environment(_dsl_environment(seen.arch)))
+        from ptxemu.host.libcuda import driver_library  # with numpy
+
         if _is_installed("cutlass"):
             _pretend_for_dsl(stack, launcher)
         if _is_installed("torch"):
             _pretend_for_torch(stack)
+        stack.enter_context(driver_library(launcher))
         stack.enter_context(on_arrival({"triton": lambda: _pretend_for_triton(stack, launcher)}))
         with suppress(UnsupportedOperation):  # where stderr is no file, as in a notebook
             faulthandler.enable()  # the DSL's own handler would hide where Python was
