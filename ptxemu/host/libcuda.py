@@ -542,7 +542,7 @@ class _State:
         return ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_size_t] * count)(call)
 
     def _answered(self, name: str, values: tuple[int, ...]) -> int:
-        """Call a function; an error is told, and becomes a CUresult."""
+        """Call a function; print an error that it raises, and return it as a CUresult."""
         try:
             function: Callable[..., None] = getattr(self._driver, name)
             function(*values)

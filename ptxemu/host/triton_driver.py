@@ -164,15 +164,17 @@ class _Utils:
 
     def load_binary(
         self, name: str, kernel: bytes, shared: int, _device: int
-    ) -> tuple[Any, Any, int, int, int]:
+    ) -> tuple[None, Any, int, int, int]:
         """Return (module, function, registers of a thread, bytes spilled, most threads).
 
+        The module is None, since there is nothing to unload: Triton would ask for its driver when
+        the kernel is collected, perhaps after that of ptxemu has left.
         The registers are those that `.maxnreg` or the number of threads allows, since only `ptxas`
         would know them.
         """
         text = kernel.decode()
         function = Function(text, name)
-        return function, function, function.registers, 0, 1024
+        return None, function, function.registers, 0, 1024
 
     def cuOccupancyMaxActiveClusters(self, *_: Any) -> int:
         return gpus.current().sms
