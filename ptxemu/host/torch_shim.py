@@ -169,6 +169,8 @@ def _call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     name = getattr(function, "__name__", "")
     wanted, rewritten, keywords = _on_cpu(name, function, args, kwargs)
     if name == "cuda":
+        for device in args[1:2]:
+            _is_cuda(device)  # refuses a second one
         return _moved(args[0], args[0], True)
     given = [*tensors_in([*args, *kwargs.values()])]
     own = keys_of(given)

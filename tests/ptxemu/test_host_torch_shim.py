@@ -85,6 +85,8 @@ class TestDevices:
         assert x.to("cuda", torch.float32) is x
         with pytest.raises(RuntimeError, match="invalid device ordinal 1"):
             torch.ones(2, device="cuda:1")
+        with pytest.raises(RuntimeError, match="invalid device ordinal 1"):
+            torch.ones(2).cuda(1)
 
     def test_default_devices(self):
         with torch.device("cuda"):
