@@ -35,21 +35,26 @@ def lowered(function: Any, arch: str, pass_configs: Mapping[str, Any] | None) ->
     """
     import tilelang
     from tilelang import tvm
-    from tilelang.jit.adapter.wrapper import TLPyWrapper
+
+    # From its own file: the package offers it only where cuda-python is installed.
+    from tilelang.jit.adapter.nvrtc.wrapper import TLNVRTCSourceWrapper
 
     target = tvm.target.Target({"kind": "cuda", "arch": arch})
-    with target, tvm.transform.PassContext(config=dict(pass_configs or {})):
+    configs = dict(pass_configs or {})
+    with target, tvm.transform.PassContext(config=configs):
         artifact = tilelang.lower(function, target=target)
-        wrapper = TLPyWrapper(target)
-        wrapper.assign_optimized_module(tvm.IRModule({function.attrs["global_symbol"]: function}))
-        wrapper.assign_pass_configs(dict(pass_configs or {}))
-        wrapper.assign_host_module(artifact.host_mod)
-        wrapper.assign_device_module(artifact.device_mod)
-        wrapped = wrapper.wrap(artifact.kernel_source)
+        wrapper = TLNVRTCSourceWrapper(
+            scheduled_ir_module=tvm.IRModule({function.attrs["global_symbol"]: function}),
+            source=artifact.kernel_source,
+            target=target,
+            device_mod=artifact.device_mod,
+            host_mod=artifact.host_mod,
+            pass_configs=configs,
+        )
     return Lowered(
         artifact.kernel_source,
-        wrapped["host_func"],
-        list(wrapped["function_names"]),
+        wrapper.host_func,
+        list(wrapper.function_names),
         _buffers(function),
         _include(),
     )
