@@ -29,7 +29,7 @@ from ptxemu.options import Options
 from ptxemu.report import LaunchReport, Report
 
 if TYPE_CHECKING:
-    from ptxemu import numba, nvrtc, tilelang
+    from ptxemu import numba, nvrtc, tilelang, triton
     from ptxemu.arguments.tensor_map import tensor_map
     from ptxemu.module import Module, load
     from ptxemu.version import __version__
@@ -40,7 +40,7 @@ _HOME_OF = {
     "tensor_map": "ptxemu.arguments.tensor_map",
     "__version__": "ptxemu.version",
 }
-_FRONT_ENDS = ("numba", "nvrtc", "tilelang")  # modules that are imported on first use
+_FRONT_ENDS = ("numba", "nvrtc", "tilelang", "triton")  # modules that are imported on first use
 
 
 def compile(fn: object, *args: object, options: str = "", **kwargs: object) -> object:
