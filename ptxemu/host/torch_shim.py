@@ -291,9 +291,11 @@ def _is_new(tensor: Any, known: set[int]) -> bool:
 
 
 def _has_storage(tensor: Any) -> bool:
+    """Whether a tensor has memory here: it is plain, and not fake."""
     import torch
 
-    return tensor.layout is torch.strided and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    plain = tensor.layout is torch.strided and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    return plain and tensor.untyped_storage().device.type == "cpu"
 
 
 def _move_new(result: Any, existing: set[int]) -> None:
