@@ -15,6 +15,7 @@ from ptxemu.host.runtime_symbols import Launcher
 # Libraries that keep compiled kernels on disk load what they have exported, and go on without that
 # where an export fails.
 _NOT_EXPORTED = "ptxemu: emulated kernels cannot be exported, since an export has no PTX"
+_NOT_LOADED = "ptxemu: {} cannot be loaded, since an exported kernel has no PTX"
 
 
 class _Executor:
@@ -39,6 +40,7 @@ class _Executor:
 @contextmanager
 def intercepted(launcher: Launcher) -> Iterator[None]:
     """While active, compiled functions run their host code here and launch through `launcher`."""
+    from cutlass.cute import runtime
     from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction
 
     def run_program(self: Any, pointers: list[Any]) -> int:
@@ -56,8 +58,12 @@ def intercepted(launcher: Launcher) -> Iterator[None]:
     def export(self: Any, *args: Any, **kwargs: Any) -> None:
         raise RuntimeError(_NOT_EXPORTED)
 
+    def load(file_path: object, **_: Any) -> None:
+        raise RuntimeError(_NOT_LOADED.format(file_path))
+
     with ExitStack() as stack:
-        plain = {"run_compiled_program": run_program, "to": to}
+        plain = {"run_compiled_program": run_program, "to": to, "export_to_c": export}
+        stack.enter_context(patched(runtime, {"load_module": load}))
         stack.enter_context(patched(CudaDialectJitCompiledFunction, plain))
         for number, compiled_class in enumerate(_ffi_classes()):
             changes: dict[str, Any] = {"__call__": call}

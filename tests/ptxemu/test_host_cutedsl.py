@@ -195,6 +195,10 @@ def test_tvm_ffi_by_its_handle(ffi, vectors, tmp_path):
         tvm_ffi.convert(compiled)(*(DeviceView(each) for each in vectors), 1.5, 0)
         with pytest.raises(RuntimeError, match="has no PTX"):
             compiled.export_to_c(str(tmp_path / "kernel.o"), "scale")
+        with pytest.raises(RuntimeError, match="has no PTX"):
+            compile_scale("").export_to_c(str(tmp_path / "plain.o"), "scale")
+        with pytest.raises(RuntimeError, match=r"kernel\.o cannot be loaded"):
+            cute.runtime.load_module(str(tmp_path / "kernel.o"))
     check_scale(requests[0], *vectors, 1.5)
 
 
