@@ -3,8 +3,8 @@
 The library is written by `shared_library`; its functions are Python. It has one GPU, one context,
 memory of the host, streams without work, and modules of PTX. A launch goes to the launcher of the
 pretence. Machine code cannot be executed: a cubin is refused with CUDA_ERROR_NO_BINARY_FOR_GPU.
-Programs that use the CUDA runtime library (CuPy among them) do not get far, since the runtime talks
-to the driver through tables that are not documented.
+Programs that use the CUDA runtime library (CuPy among them) are not expected to run, since the
+runtime asks the driver for tables that are not documented.
 """
 
 from __future__ import annotations
