@@ -161,6 +161,7 @@ def atomic(
     w.how = f"atomic {order}"
     size = TYPE_BITS[ptx_type] // 8
     out = np.zeros(32, f"u{max(size, 2)}")
+    changed = False
     columns = [w.lane_values(value) for value in values]
     for each in w.listeners:
         each.atomic(w, space, name, address, size)
@@ -173,9 +174,19 @@ def atomic(
             new = combine(name, ptx_type, old, columns[0][position], unit)
         if new != old:
             w.machine.note_progress()
+            changed = True
         else:
             w.polled = True
         access.store_scalar(w, space, where, size, (new,))
         out[lane] = old
     w.how = ""
+    if not changed:
+        _let_others_run(w)
     return out
+
+
+def _let_others_run(w: Warp) -> None:
+    """After an atomic in vain, such as a lock that is taken: the lanes behind it have the next
+    turn, as one of them may hold the lock."""
+    if len(w.frags) > 1:
+        w.steps += -(w.steps + 1) % w.fairness

@@ -143,6 +143,7 @@ class _Unit:
     results: list[tuple[Variable, int]] = field(default_factory=list)
     params: list[tuple[Variable, int]] = field(default_factory=list)
     pieces: dict[str, set[tuple[int, int]] | None] = field(default_factory=dict)
+    system: set[str] = field(default_factory=set[str])  # arguments of calls of the system
 
     def note_pieces(self, is_call: Callable[[object], bool]) -> None:
         """Fill `pieces`: the parts (offset, bytes) of each variable that an instruction accesses;
@@ -254,8 +255,16 @@ class _Framer:
                 at = unit.reserve(formal.nbytes)
                 unit.places[own.name] = at, formal.nbytes
                 known.append((own, at))
+        unit.system = {
+            name
+            for item in code.body
+            if isinstance(item, Instr) and item.opcode in ("call", "call.uni")
+            if not self.is_call(item)
+            for name in actuals_of(item)
+            if isinstance(name, str)
+        }
         for variable in code.variables:
-            if variable.space in ("local", "param"):
+            if variable.space in ("local", "param") and variable.name not in unit.system:
                 unit.places[variable.name] = unit.reserve(variable.nbytes), variable.nbytes
         unit.note_pieces(self.is_call)
         return unit
@@ -308,9 +317,12 @@ class _Framer:
 
     def accesses(self, unit: _Unit, instr: Instr) -> Iterator[Any]:
         """An instruction whose operands may name variables of the frame."""
+        named = [_base(operand) for operand in instr.operands]
+        if not unit.system.isdisjoint(named):
+            yield instr
+            return
         if unit.suffix and instr.root in ("ld", "st", "cvta"):
             instr = _to_local(instr)
-        named = [_base(operand) for operand in instr.operands]
         if not any(name in unit.places or self.is_local(unit, name) for name in named):
             yield instr
             return

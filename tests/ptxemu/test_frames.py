@@ -9,6 +9,7 @@ import pytest
 
 import ptxemu
 from ptxemu.errors import HardwareRefusal, PtxSyntaxError, UnsupportedPtx
+from ptxemu.machine.heap import HEAP
 from ptxemu.watch import watched
 from tests.ptxemu.kernels import POINTER, kernel, launch
 
@@ -139,6 +140,23 @@ def test_a_deep_recursion_has_room_and_an_endless_one_an_end() -> None:
     assert (run(call("depth", "%r9", "900"), depth) == 900).all()
     with pytest.raises(HardwareRefusal, match=r"1001 open calls in lane 0 .* of depth"):
         run(call("depth", "%r9", "-1"), depth)
+
+
+def test_a_recursive_function_calls_the_system() -> None:
+    """A block of the heap in each call, freed behind the inner call."""
+    body = """mov.u32 %r9, 0; setp.eq.u32 %p1, %r1, 0; @%p1 bra DONE;
+    { .param .b64 param0; .param .b64 retval0; st.param.b64 [param0], 8;
+    call.uni (retval0), malloc, (param0); ld.param.b64 %rd1, [retval0]; }
+    st.b32 [%rd1+4], %r1; sub.u32 %r2, %r1, 1;
+    """ + call("boxes", "%r3", "%r2")
+    body += """ld.b32 %r4, [%rd1+4]; add.u32 %r9, %r3, %r4;
+    { .param .b64 param0; st.param.b64 [param0], %rd1; call.uni free, (param0); }
+    DONE:"""
+    before = ".extern .func (.param .b64 r) malloc (.param .b64 p);\n"
+    before += ".extern .func free (.param .b64 p);\n" + function("boxes", body)
+    found = run("and.b32 %r1, %r0, 3;" + call("boxes", "%r9", "%r1"), before)
+    assert found.tolist() == [(0, 1, 3, 6)[x % 4] for x in range(32)]
+    assert not HEAP.blocks
 
 
 # -- arguments in pieces ---------------------------------------------------------------------

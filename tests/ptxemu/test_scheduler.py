@@ -149,3 +149,17 @@ def test_registers_of_equal_lanes_stay_scalars() -> None:
 def test_the_sum_of_one_number_of_all_lanes_keeps_its_sign() -> None:
     out = result("redux.sync.add.s32 %r2, -1, 0xffffffff;\nmul.lo.s32 %r1, %r2, 2;")
     np.testing.assert_array_equal(out.view(np.int32), -64)
+
+
+SPIN = """ld.param.u64 %rd1, [d];
+TRY: atom.global.cas.b32 %r1, [%rd1], 0, 1; setp.ne.u32 %p1, %r1, 0; @%p1 bra TRY;
+membar.gl; ld.global.u32 %r2, [%rd1+4]; add.u32 %r2, %r2, 1; st.global.u32 [%rd1+4], %r2;
+membar.gl; atom.global.exch.b32 %r3, [%rd1], 0;"""
+
+
+def test_a_lane_that_holds_a_lock_goes_on_while_its_siblings_spin() -> None:
+    """After an atomic in vain the lanes ahead have a turn, not after a hundred more."""
+    words = np.zeros(2, np.uint32)
+    report = launch(kernel(SPIN, ".param .u64 d"), words)
+    assert words.tolist() == [0, 32]
+    assert report.warp_instructions < 32 * 100
