@@ -164,7 +164,7 @@ def upper_rcp_f64(x: np.ndarray) -> np.ndarray:
 
 
 def upper_rsqrt_f64(x: np.ndarray) -> np.ndarray:
-    """Floating Point Instructions: rsqrt.approx.f64, rsqrt.approx.ftz.f64, as `upper_rcp_f64`."""
+    """Floating Point Instructions: rsqrt.approx.ftz.f64, as `upper_rcp_f64`."""
     return _upper(1 / np.sqrt(_upper(np.asarray(x, np.float64))))
 
 

@@ -94,7 +94,10 @@ def upper_approximation(c: Lower, i: Instr, f: Match) -> Value:
     """Start of an iteration in f64, such as that of a division in libdevice."""
     if "approx" not in f.flags or (f.form.name == "rcp" and "ftz" not in f.flags):
         raise UnsupportedPtx(f"unsupported form of {i.root} {i.opcode!r}", line=i.line, text=i.text)
-    return c.call("f64", f"approx.upper_{f.form.name}_f64", [c.src(i.operands[1], "f64")])
+    value = c.src(i.operands[1], "f64")
+    if "ftz" not in f.flags:  # software on a GPU, which is as good as f64 is
+        return c.pure("f64", None, "1 / np.sqrt({t0})", value)
+    return c.call("f64", f"approx.upper_{f.form.name}_f64", [value])
 
 
 @op("add sub mul", types=_F16, flags="rn ftz sat", section="add, sub, mul (half)")

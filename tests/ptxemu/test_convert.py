@@ -47,17 +47,18 @@ def test_two_codes_become_bf16(name: str, relu: bool, scaled: bool) -> None:
 
 
 @pytest.mark.parametrize("root", ["rcp.approx.ftz", "rsqrt.approx.ftz", "rsqrt.approx"])
-def test_approximations_in_the_upper_half_of_f64(root: str) -> None:
+def test_approximations_of_f64(root: str) -> None:
     special = [0.0, -0.0, np.inf, 4.0, 2.0**-1074, 1e308, 1.0, 3.0]
     values = np.concatenate([np.random.default_rng(0).uniform(0.1, 1e6, 24), special])
     body = f"""mov.u32 %r0, %tid.x; ld.param.u64 %rd0, [p0]; mad.wide.u32 %rd0, %r0, 8, %rd0;
     ld.global.f64 %fd0, [%rd0]; {root}.f64 %fd1, %fd0; st.global.f64 [%rd0], %fd1;"""
     out = values.copy()
     launch(kernel(body, ".param .u64 p0"), params=pointers(out), memory=[out])
-    assert (out.view(np.uint64) & 0xFFFFFFFF == 0).all()
+    rough = "ftz" in root
+    assert not rough or (out.view(np.uint64) & 0xFFFFFFFF == 0).all()
     exact = 1 / (values[:24] if "rcp" in root else np.sqrt(values[:24]))
-    assert (np.abs(out[:24] / exact - 1) < 2.0**-19).all()
+    assert (np.abs(out[:24] / exact - 1) < 2.0 ** (-19 if rough else -52)).all()
     zero, minus, infinite, four, tiny = out[24:29]
-    assert (zero, infinite, tiny) == (np.inf, 0, np.inf)
+    assert (zero, infinite, tiny) == (np.inf, 0, np.inf if rough else 2.0**537)
     assert minus == (-np.inf)
     assert four == (0.25 if "rcp" in root else 0.5)
