@@ -62,7 +62,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = subjects.parser_of("python -m cycle_model", ABOUT)
+    parser = subjects.parser_of("python -m cycle_model", ABOUT, gpu=False)
     words = "its parameters, such as B200 or H200; default: the first for the kernels' architecture"
     parser.add_argument("--gpu", metavar="NAME", help=words)
     words = "what of the inputs is in L2 before; default: cold"

@@ -138,4 +138,5 @@ __all__ = [
     "run_host",
     "tensor_map",
     "tilelang",
+    "triton",
 ]

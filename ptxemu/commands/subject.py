@@ -76,12 +76,13 @@ class Refused(Exception):
     """Error for a subject that cannot be run; the message gives the reason."""
 
 
-def parser_of(program: str | None, about: str) -> argparse.ArgumentParser:
+def parser_of(program: str | None, about: str, *, gpu: bool = True) -> argparse.ArgumentParser:
     """Return a parser for a command that runs a subject, with the arguments that name the subject.
 
     Args:
         program: Name in the usage line; None: the name of the script.
         about: Text of the help.
+        gpu: Whether it has the flag of `add_gpu`.
     """
     parser = argparse.ArgumentParser(
         prog=program,
@@ -90,7 +91,8 @@ def parser_of(program: str | None, about: str) -> argparse.ArgumentParser:
         usage="%(prog)s [options] (SCRIPT | --module FILE:FUNCTION) [ARGUMENT ...]",
     )
     parser.add_argument("--module", metavar="FILE:FUNCTION", help="call this function")
-    add_gpu(parser)
+    if gpu:
+        add_gpu(parser)
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 

@@ -151,7 +151,7 @@ class MBarrier:
     def complete(
         self, nbytes: int, *, by: str = "TMA", times: int = 1, site: int = -1, of: str = ""
     ) -> None:
-        """complete_tx: bytes have landed, so many times. site, of: as for `arrive`."""
+        """complete_tx: bytes have landed, so many times; other arguments as for `arrive`."""
         self._note("land", of or by, nbytes * times, times, site)
         self.sources.add(by)
         for each in self.listeners:

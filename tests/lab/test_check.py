@@ -71,7 +71,7 @@ def check(monkeypatch, capsys) -> Callable:
     """Run the script in this process without the simulated GPU; return exit code and stdout."""
     import check as script
 
-    monkeypatch.setattr("ptxemu.host.gpu_machine.machine_with_gpu", lambda _: nullcontext())
+    monkeypatch.setattr("ptxemu.host.gpu_machine.machine_with_gpu", lambda *_: nullcontext())
 
     def run(*arguments: object) -> tuple[int, str]:
         code = script.main([*map(str, arguments)])

@@ -206,8 +206,6 @@ def test_syntax_errors_of_the_module(text: str) -> None:
         "mov.u32 %r1, nobody;",
         "mov.u32 %r1, %pm0;",
         "call.uni (%r1), f, (%r2);",
-        "brx.idx %r1, list;",
-        "brx.idx.uni %r1, list;",
         "vadd.s32.s32.s32 %r1, %r1.b0, %r2.h1;",
         "vadd2.s32.s32.s32 %r1.h10, %r1, %r2.h32, %r1;",
         "add.s32 %r1, %r1.b0, 1;",
