@@ -136,6 +136,11 @@ class Driver:
         if not address:
             raise _Failed(_NOT_FOUND, "")
 
+    def GetExportTable(self, table: int, uuid: int) -> None:
+        """There are no undocumented tables; NVRTC dies where the function itself is missing."""
+        _put(table, 0)
+        raise _Failed(_NOT_FOUND, "")
+
     def GetErrorName(self, error: int, text: int) -> None:
         _put(text, ctypes.addressof(_TEXTS.get(_signed(error), _TEXTS[_INVALID_VALUE])))
 

@@ -62,6 +62,8 @@ assert x.tolist() == [0, 14, *range(4, 100, 2), *range(50, 64)]
 address, nbytes = given(driver.cuModuleGetGlobal(module, b"count"))
 assert (ctypes.c_uint32.from_address(int(address)).value, nbytes) == (50, 4)
 assert driver.cuModuleGetFunction(module, b"none")[0] == driver.CUresult.CUDA_ERROR_NOT_FOUND
+table = driver.cuGetExportTable(driver.CUuuid())[0]
+assert table == driver.CUresult.CUDA_ERROR_NOT_FOUND  # NVRTC asks for one
 found = driver.cuModuleLoadData(b"\\x7fELF" + bytes(60))[0]
 assert found == driver.CUresult.CUDA_ERROR_NO_BINARY_FOR_GPU
 too_many = driver.cuLaunchKernel(kernel, 1, 1, 1, 2048, 1, 1, 0, 0, parameters, 0)[0]
