@@ -5,9 +5,11 @@ import triton
 import triton.language as tl
 from judged import report
 
+M, N, K = tl.constexpr(128), tl.constexpr(64), tl.constexpr(32)  # of a tile
+
 
 @triton.jit
-def product(a, b, c, m, n, k, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+def product(a, b, c, m, n, k):
     left = tl.make_tensor_descriptor(a, [m, k], [k, 1], [M, K])
     right = tl.make_tensor_descriptor(b, [k, n], [n, 1], [K, N])
     out = tl.make_tensor_descriptor(c, [m, n], [n, 1], [M, N])
@@ -26,5 +28,5 @@ m, n, k = 200, 136, 160  # the last tile of each row and column is not full
 a = torch.randn(m, k, device="cuda", dtype=torch.float16)
 b = torch.randn(k, n, device="cuda", dtype=torch.float16)
 c = torch.empty(m, n, device="cuda")
-product[triton.cdiv(m, 128), triton.cdiv(n, 64)](a, b, c, m, n, k, M=128, N=64, K=32)
+product[triton.cdiv(m, 128), triton.cdiv(n, 64)](a, b, c, m, n, k)
 report((c, a.double() @ b.double()))
