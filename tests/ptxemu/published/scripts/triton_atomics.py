@@ -15,7 +15,9 @@ def counts(x, bins, total, largest, lock, guarded, n, BLOCK: tl.constexpr):
     tl.atomic_max(largest, tl.max(values))
     while tl.atomic_cas(lock, 0, 1) == 1:
         pass
-    tl.store(guarded, tl.load(guarded, volatile=True) + 1)
+    before = tl.load(guarded, volatile=True)  # by all warps, while one of them stores
+    tl.debug_barrier()
+    tl.store(guarded, before + 1)
     tl.debug_barrier()
     tl.atomic_xchg(lock, 0)
 
