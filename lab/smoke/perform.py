@@ -49,6 +49,7 @@ LEFT_OUT = {
     ("docs/ptxemu/numba.md", 1): "Numba, which no user has to have",
     ("docs/ptxemu/pytest.md", 1): "it imports a file of another page",
     ("docs/ptxemu/tilelang.md", 1): "TileLang, which no user has to have",
+    ("docs/ptxemu/triton.md", 1): "Triton, which no user has to have",
     ("q8_0/README.md", 2): "a model's file",
 }
 OUTSIDE = ("examples", "findings", "lab", "notes", "tests")  # no part of the wheel
