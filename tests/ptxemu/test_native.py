@@ -114,7 +114,6 @@ def test_primitives_are_their_expressions_often() -> None:
 
 
 @native
-@native
 @pytest.mark.parametrize(("n", "k"), [(2, 1), (8, 16), (96, 32), (256, 64)])
 @pytest.mark.parametrize("fresh", [0, 1])
 def test_products_are_their_definition(n: int, k: int, fresh: int) -> None:
@@ -130,6 +129,7 @@ def test_products_are_their_definition(n: int, k: int, fresh: int) -> None:
     np.testing.assert_array_equal(d.view(np.uint32), wanted.view(np.uint32))
 
 
+@native
 def test_a_wrong_bit_is_noticed(monkeypatch, tmp_path) -> None:
     """The changed library has one primitive that flips the last bit of its result."""
     import llvmlite.binding as llvm
