@@ -206,3 +206,40 @@ def read_params(address: int, sizes: tuple[int, ...]) -> tuple[bytes, ...]:
     """Copy the parameters that the array of pointers at `address` points to."""
     pointers = (ctypes.c_uint64 * len(sizes)).from_address(address) if sizes else ()
     return tuple(ctypes.string_at(p, size) for p, size in zip(pointers, sizes, strict=True))
+
+
+def requested(
+    kernel: tuple[str, str],
+    config: LaunchConfig,
+    attributes: dict[int, int],
+    params: int,
+    *,
+    target: str,
+    image: int = 0,
+) -> LaunchRequest:
+    """Return the launch that a host requests.
+
+    Args:
+        kernel: PTX of the module, and the name of the entry.
+        config: grid, blocks and attributes of the launch.
+        attributes: those that the host has set for the kernel.
+        params: address of the array of pointers to the parameters.
+        target: `.target` of the module.
+        image: see `LaunchRequest`.
+
+    Raises HardwareRefusal for a launch that a GPU refuses.
+    """
+    require_allowed(config, attributes, target)
+    ptx, entry = kernel
+    return LaunchRequest(
+        ptx=ptx,
+        entry=entry,
+        grid=config.grid,
+        block=config.block,
+        cluster=cluster_wished(config, attributes),
+        smem_bytes=config.smem_bytes,
+        params=read_params(params, parameter_sizes(ptx)[entry]),
+        attributes=config.attributes,
+        image=image,
+        non_portable=may_be_large(config, attributes),
+    )

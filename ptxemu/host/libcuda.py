@@ -32,13 +32,9 @@ from ptxemu.host.emulator import variable_of
 from ptxemu.host.launch_config import (
     LaunchAttributes,
     LaunchConfig,
-    LaunchRequest,
-    cluster_wished,
-    may_be_large,
     parameter_sizes,
     read_config,
-    read_params,
-    require_allowed,
+    requested,
     require_settable,
 )
 from ptxemu.host.runtime_symbols import Launcher
@@ -463,20 +459,8 @@ class Driver:
         kernel = self._handles[function]
         if extra and not params:
             raise _Failed(_UNSUPPORTED, "parameters in one buffer (CU_LAUNCH_PARAM_BUFFER_POINTER)")
-        require_allowed(config, kernel.attributes, target_of(kernel.ptx))
-        self._launcher(
-            LaunchRequest(
-                ptx=kernel.ptx,
-                entry=kernel.name,
-                grid=config.grid,
-                block=config.block,
-                cluster=cluster_wished(config, kernel.attributes),
-                smem_bytes=config.smem_bytes,
-                params=read_params(params, parameter_sizes(kernel.ptx)[kernel.name]),
-                attributes=config.attributes,
-                non_portable=may_be_large(config, kernel.attributes),
-            )
-        )
+        named, target = (kernel.ptx, kernel.name), target_of(kernel.ptx)
+        self._launcher(requested(named, config, kernel.attributes, params, target=target))
 
 
 # Arguments of those whose methods do not name all.

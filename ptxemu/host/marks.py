@@ -1,4 +1,4 @@
-"""Which storages of torch count as memory of the pretended GPU.
+"""Marks of torch storages that count as memory of the pretended GPU.
 
 All memory is the host's, so the difference is a mark: on storages, which views share. A mark leaves
 with its storage. Threads may share one instance.

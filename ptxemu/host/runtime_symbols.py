@@ -20,12 +20,8 @@ from ptxemu.host.launch_config import (
     LaunchAttributes,
     LaunchConfig,
     LaunchRequest,
-    cluster_wished,
-    may_be_large,
-    parameter_sizes,
     read_config,
-    read_params,
-    require_allowed,
+    requested,
     require_settable,
 )
 from ptxemu.host.tensor_map_encode import encode_pixels, encode_tiled
@@ -273,19 +269,9 @@ class RuntimeSymbols:
         if run.error is not None:
             raise run.error
         entry = self._entries[kernel]
-        attributes = self._attributes.get(entry, {})
-        require_allowed(config, attributes, self._target)
-        request = LaunchRequest(
-            ptx=self._ptx,
-            entry=entry,
-            grid=config.grid,
-            block=config.block,
-            cluster=cluster_wished(config, attributes),
-            smem_bytes=config.smem_bytes,
-            params=read_params(params, parameter_sizes(self._ptx)[entry]),
-            attributes=config.attributes,
-            image=self._image,
-            non_portable=may_be_large(config, attributes),
+        named, attributes = (self._ptx, entry), self._attributes.get(entry, {})
+        request = requested(
+            named, config, attributes, params, target=self._target, image=self._image
         )
         run.results.append(run.launcher(request))
 

@@ -628,11 +628,6 @@ class Warp:
         self.woken = True
         self.machine.ready(self)
 
-    def take_token(self) -> Any:
-        """The token, once after a wake-up that completed what the fragment waited for."""
-        token, self.frag.token = self.frag.token, None
-        return token
-
     def runnable_now(self) -> bool:
         """Whether some fragment can run."""
         if len(self.frags) == 1:

@@ -88,7 +88,7 @@ def resolve_calls(entry: Entry, functions: dict[str, Function], addresses: dict[
 
 @dataclass
 class _Graph:
-    """Which functions of a module call which. Functions are known by the names of their code."""
+    """Calls between the functions of a module. Functions are known by the names of their code."""
 
     functions: dict[str, Function]
     addresses: dict[str, int]
