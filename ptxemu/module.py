@@ -277,7 +277,8 @@ class Module:
     ) -> LaunchReport:
         """Run to the end; inform watchers and inspection of an error on the way."""
         try:
-            with no_collection() if machine.options.record else nullcontext():
+            # A checker and a recorder keep nearly all that a launch makes until its end.
+            with no_collection() if checker or machine.options.record else nullcontext():
                 report = LaunchReport.of(processes.run(machine, checker), inspection=inspection)
             if checker:
                 report.partly = checker.completed()

@@ -50,6 +50,7 @@ class Ranges:
     def __init__(self) -> None:
         self._joined = np.empty((0, 2), np.int64)
         self._noted: dict[int, list[np.ndarray]] = {}  # starts, by bytes at each
+        self._boxes: dict[tuple[int, int, int], np.ndarray] = {}  # offsets, see `add_box`
         self._pairs: list[tuple[int, int]] = []
         self._count = 0
 
@@ -62,6 +63,13 @@ class Ranges:
         self._noted.setdefault(nbytes, []).append(starts.astype(np.int64).ravel())
         self._counted(starts.size)
 
+    def add_box(self, first: int, offsets: np.ndarray, nbytes: int) -> None:
+        """`nbytes` at `first` plus each offset; most boxes are read again and again."""
+        key = first, id(offsets), nbytes
+        if key not in self._boxes:
+            self._boxes[key] = offsets
+            self._counted(offsets.size)
+
     def _counted(self, more: int) -> None:
         self._count += more
         if self._count > max(_ROOM, len(self._joined)):
@@ -70,11 +78,13 @@ class Ranges:
     def joined(self) -> np.ndarray:
         """All recorded ranges, joined."""
         parts = [self._joined, np.array(self._pairs, np.int64).reshape(-1, 2)]
+        for (first, _, nbytes), offsets in self._boxes.items():
+            self._noted.setdefault(nbytes, []).append(offsets + first)
         for nbytes, noted in self._noted.items():
             starts = np.sort(np.concatenate(noted))
             parts.append(_join(np.stack([starts, starts + nbytes], 1)))
         self._joined = _join(np.concatenate(parts))
-        self._noted, self._pairs, self._count = {}, [], 0
+        self._noted, self._boxes, self._pairs, self._count = {}, {}, [], 0
         return self._joined
 
 
@@ -156,7 +166,7 @@ class WatchedMemory(GlobalMemory):
     def read_together(self, first: int, offsets: np.ndarray, nbytes: int, extent: int) -> bool:
         allowed = super().read_together(first, offsets, nbytes, extent)
         if allowed and self._watched:
-            self.read.add_each(offsets + first, nbytes)
+            self.read.add_box(first, offsets, nbytes)
         return allowed
 
     def _keep_apart(self, low: int, high: int, write: bool) -> None:
@@ -196,6 +206,7 @@ class _Part:
     data: np.ndarray | None = None  # the bytes of `writes`, one behind the other
     counts: tuple[Any, ...] = ()
     checked: Any = None  # see `Checker.told`
+    versions: tuple[Any, ...] = ()  # of blocks that it has executed
 
 
 def run(machine: Machine, checker: Checker | None) -> Launch:
@@ -244,6 +255,7 @@ def _verdict(parts: list[_Part], checker: Checker | None) -> str:
 def _parts(machine: Machine, checker: Checker | None, count: int) -> list[_Part]:
     """Return the report of each of `count` processes, or only the first unusable one."""
     total = machine.scheduler.total
+    machine.program.prepare()  # once, instead of in each process
     edges = [total * k // count for k in range(count + 1)]
     done = np.frombuffer(_shared_words(count), np.int64)
     parts: dict[int, _Part] = {}
@@ -319,6 +331,7 @@ def _put_together(machine: Machine, checker: Checker | None, parts: list[_Part])
             ]
             offset += high - low
         machine.add_counts(*part.counts)
+        machine.program.awaited.update(part.versions)
         if checker:
             checker.add(part.checked)
 
@@ -384,4 +397,5 @@ def _part(
         data=np.concatenate([np.empty(0, np.uint8), *data]),
         counts=machine.counted(),
         checked=checker.told() if checker else None,
+        versions=tuple(machine.program.versions),
     )

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ptxemu.check import frame
 from ptxemu.check.clocks import (
     ASYNC_GLOBAL,
     ASYNC_SHARED,
@@ -24,8 +25,18 @@ from ptxemu.check.clocks import (
 )
 from ptxemu.machine.state import Warp
 from ptxemu.machine.tmem import PendingLoad
+from ptxemu.native.shadow import (
+    AFTER_READS,
+    AFTER_WRITES,
+    AGENT_WORDS,
+    COPIED,
+    COPIES_MET,
+    KNOWN,
+    MASKS,
+    OWN,
+    SYNCED,
+)
 
-_INT64 = np.dtype(np.int64).char
 _PROXY = {"shared": ASYNC_SHARED, "global": ASYNC_GLOBAL}
 _POLLED = 8  # a poll repeats knowledge: compared with this many latest entries
 STEP_BYTES = 4  # of a clock's elements
@@ -79,11 +90,9 @@ class WarpClock:
         self.cta = warp.cta
         self.own = components.add("warp", self.agent, asynchronous=False)
         self.rows = fresh(components)
-        # A copy of what it knows, and `words`, until that changes.
-        self._kept: Knowledge | None = None
-        self._words: memoryview | None = None
-        self._placed: np.ndarray | None = None  # the rows whose address is known
-        self._address = 0
+        self._kept: Knowledge | None = None  # a copy of what it knows, until that changes
+        self._placed: np.ndarray | None = None  # the rows whose address is among `_words`
+        self._words, self._at = _words(self)
         self.now = 0
         self.streams: dict[str, int] = {}
         self.issued: dict[str, int] = {}
@@ -123,15 +132,16 @@ class WarpClock:
     def seen(self, write: bool, space: str) -> np.ndarray:
         return self.rows[ORDERED]
 
-    def words(self, space: str) -> memoryview:
-        """Words for the compiled routines: what the warp is ordered after."""
-        if self._words is None:
-            if self._placed is not self.rows:
-                self._placed, self._address = self.rows, self.rows.ctypes.data
-            known = self.rows.shape[1]
-            ordered = self._address + ORDERED * known * STEP_BYTES
-            self._words = _words((ordered, ordered, known), self, self)
-        return self._words
+    def at(self, space: str) -> int:
+        """Address of the words that describe the warp to the routines of `native.shadow`."""
+        words = self._words
+        if self._placed is not self.rows:
+            self._placed, known = self.rows, self.rows.shape[1]
+            ordered = frame.address_of(self.rows) + ORDERED * known * STEP_BYTES
+            words[AFTER_WRITES], words[AFTER_READS], words[KNOWN] = ordered, ordered, known
+        words[SYNCED], words[COPIED] = self.synced, self.copied
+        words[COPIES_MET] = self.copies_met
+        return self._at
 
     def knowledge(self) -> Knowledge:
         """Snapshot of the warp's clock."""
@@ -141,7 +151,7 @@ class WarpClock:
 
     def advance(self) -> None:
         """A new step."""
-        self._kept = self._words = None
+        self._kept = None
         self.now += 1
         if self.rows.shape[1] <= self.own:
             self.rows = join(self.rows, fresh(self.components))
@@ -177,7 +187,7 @@ class WarpClock:
             whole: All lanes wait, and learn of one another what the warp had released before.
             relaxed: The wait orders memory only at the next fence.
         """
-        self._kept = self._words = None
+        self._kept = None
         if relaxed:
             self.heard = other.copy() if self.heard is None else join(self.heard, other)
             other = np.zeros_like(other)
@@ -253,7 +263,7 @@ class WarpClock:
         """
         if self.heard is None:
             return
-        self._kept = self._words = None
+        self._kept = None
         kinds = [each.kind in _TENSOR for each in self.components.known]
         heard = np.zeros_like(self.heard)
         of_tensor = np.flatnonzero(kinds[: heard.shape[1]])
@@ -281,17 +291,17 @@ class WarpClock:
             self.begun[kind] = []
             self.groups[kind] = []
             if kind == "cp.async":
-                self._kept = self._words = None
+                self._kept = None
                 self.copied = self.streams[kind]
         return self.streams[kind]
 
     def issue(self, kind: str) -> tuple[int, int]:
         """(component, step) of one more operation."""
-        component = self.stream(kind)
-        self.issued[kind] += 1
+        component = self.streams.get(kind) or self.stream(kind)
+        self.issued[kind] = step = self.issued[kind] + 1
         self.issued_at[kind] = self.warp.at
         self.begun[kind].append(self.now)
-        return component, self.issued[kind]
+        return component, step
 
     def commit(self, *kinds: str) -> None:
         """A group ends."""
@@ -340,7 +350,7 @@ class WarpClock:
 
     def know(self, component: int, step: int) -> None:
         """Everything of `component` up to `step` has happened."""
-        self._kept = self._words = None
+        self._kept = None
         if component >= self.rows.shape[1]:
             self.rows = join(self.rows, fresh(self.components))
         for row in (EXECUTED, ORDERED):
@@ -355,7 +365,7 @@ class Knowledge:
 
     __slots__ = (
         *("rows", "synced", "met", "copied", "copies_met", "_of", "_asynchronous", "_address"),
-        *("_told", "_seen", "_words"),
+        *("_told", "_seen", "_words", "tables"),
     )
 
     def __init__(self, of: WarpClock) -> None:
@@ -365,10 +375,11 @@ class Knowledge:
         self.copied, self.copies_met = of.copied, of.copies_met
         self._of = of
         self._asynchronous = of.components.asynchronous
-        self._address = self.rows.ctypes.data
+        self._address = frame.address_of(self.rows)
         self._told: np.ndarray | None = None
         self._seen: dict[str, np.ndarray] = {}
-        self._words: dict[str, memoryview] = {}
+        self._words: list[array[int]] = []
+        self.tables: dict[str, int] = {}  # results of `at`
 
     def fenced(self, space: str) -> np.ndarray:
         """Return what the async proxy sees of `space`."""
@@ -388,25 +399,28 @@ class Knowledge:
                 self._told[row] = self.rows[row]
         return self._told
 
-    def words(self, space: str) -> memoryview:
-        """Return words as `WarpClock.words`, for the async proxy; for the generic proxy if ""."""
-        found = self._words.get(space)
+    def at(self, space: str) -> int:
+        """Address of words as `WarpClock.at`, for the async proxy; for the generic proxy if ""."""
+        found = self.tables.get(space)
         if found is None:
             known = self.rows.shape[1]
             ordered = self._address + ORDERED * known * STEP_BYTES
-            fenced = self.fenced(space).ctypes.data if space in _PROXY else ordered
-            found = self._words[space] = _words((fenced, ordered, known), self._of, self)
+            fenced = frame.address_of(self.fenced(space)) if space in _PROXY else ordered
+            words, found = _words(self._of)
+            words[AFTER_WRITES], words[AFTER_READS], words[KNOWN] = fenced, ordered, known
+            words[SYNCED], words[COPIED] = self.synced, self.copied
+            words[COPIES_MET] = self.copies_met
+            self.tables[space] = found
+            self._words.append(words)
         return found
 
 
-def _words(rows: tuple[int, int, int], clock: WarpClock, now: WarpClock | Knowledge) -> memoryview:
-    """Return the words of `native.shadow.AGENT`.
-
-    rows: addresses of what is seen of writes and of reads, and their length.
-    """
-    masks = clock.components.lane_sets.address
-    words = (*rows, clock.own, now.synced, now.copied, now.copies_met, masks)
-    return memoryview(array(_INT64, words))
+def _words(clock: WarpClock) -> tuple[array[int], int]:
+    """Words of an agent for the routines of `native.shadow`, and their address; the first ones are
+    to be filled in."""
+    table, at = frame.words(*[0] * AGENT_WORDS)
+    table[OWN], table[MASKS] = clock.own, clock.components.lane_sets.address
+    return table, at
 
 
 class Ticket:
@@ -474,9 +488,10 @@ class Ticket:
             seen[component] = step
         return seen
 
-    def words(self, space: str) -> memoryview:
-        """Return words as `WarpClock.words`, except for the operation's own stream."""
-        return self.known.words(space if self.asynchronous else "")
+    def at(self, space: str) -> int:
+        """Address of words as `WarpClock.at`, except for the operation's own stream."""
+        proxy = space if self.asynchronous else ""
+        return self.known.tables.get(proxy) or self.known.at(proxy)
 
 
 # Whoever accesses memory: up to which step of each component it is ordered after writes and reads

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ptxemu.check.agents import Ticket
-from ptxemu.check.clocks import SITE_MASK
 from ptxemu.check.findings import Findings, Side, line_of, short
 from ptxemu.check.global_memory import GlobalShadow
 from ptxemu.codegen.program import Program
@@ -181,9 +180,5 @@ class Coverage:
 
     def _written(self, block: Block) -> tuple[int, list[int]]:
         """Return the number of written bytes and the instructions that last wrote them."""
-        count, sites = 0, set[int]()
-        for last in self.shadow.stamps(block.start, block.end):
-            some = last[last != 0]
-            count += len(some) * self.shadow.grain
-            sites.update((some & SITE_MASK).tolist())
+        count, sites = self.shadow.written(block.start, block.end)
         return min(count, block.end - block.start), sorted(sites)

@@ -7,7 +7,7 @@ may stop a block (`UndefinedRead`), so it is called first: the block is executed
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
@@ -17,17 +17,20 @@ import numpy as np
 from ptxemu.check import footprints
 from ptxemu.check.agents import Ticket
 from ptxemu.check.allocations import Bounds, Coverage, Pointers
+from ptxemu.check.announced import Announcements
 from ptxemu.check.barrier_names import BarrierNames, Given
 from ptxemu.check.clocks import ALL_LANES, masks_named, not_named
 from ptxemu.check.edges import Edges
 from ptxemu.check.findings import Findings
-from ptxemu.check.footprints import Cells, Scattered, Span
+from ptxemu.check.footprints import Cells, Scattered, byte_cells
 from ptxemu.check.global_memory import GlobalShadow
 from ptxemu.check.kernel_text import check_text, unheeded
 from ptxemu.check.lifetime import Lifetime
 from ptxemu.check.manual import Manual
+from ptxemu.check.own_shared import checks_of
 from ptxemu.check.races import Races, Unchanged
 from ptxemu.check.state import States
+from ptxemu.check.taint import Padding
 from ptxemu.check.taint_memory import Taint
 from ptxemu.check.tensor_loads import TensorLoads
 from ptxemu.check.tensor_maps import MAP_BYTES, TensorMaps
@@ -57,6 +60,7 @@ class Forwarding(Listener):
 
     states: States
     lifetime: Lifetime
+    announced: Announcements
     taint: Taint
     edges: Edges
     warpgroups: Warpgroups
@@ -184,18 +188,20 @@ class Checker(Forwarding):
         for finding in text_findings:
             self.findings.report(finding)
         self.lifetime = Lifetime(self.states, self.findings, strict)
+        self.announced = Announcements(self.states, self.findings)
         self.manual = Manual(self.states, self.findings, strict)
         pointers = Pointers(memory, params, program.layout.params)
         self.coverage = Coverage(memory, self.shadow, pointers, program.sites)
         self.races = Races(self.states, self.findings, self.lifetime, self.shadow, self.coverage)
-        self.races.reads = self.manual.read
+        self.races.touches = self.manual.touched if strict else None
         self.loads = TensorLoads(program, self.states, self.findings, self.races, self.manual)
         self.edges = Edges(self.states, self.lifetime, self.manual, self.loads, unheeded_waits)
         self.tensor_maps = TensorMaps(self.states, self.findings, self.shadow)
         self.warpgroups = Warpgroups(program, self.states, self.findings, self.races)
-        self.taint = Taint(self.states, self.findings, program.flows)
+        self.taint = Taint(self.states, self.findings, program.flows, _padding(program))
         self.bounds = Bounds(program, self.findings, self.states.tickets, pointers)
         self.unused = Unused(self.states, self.findings)
+        self._own_shared: dict[Warp, Callable[[int, int, bool], bool]] = {}
         self.shadow.inside, self.shadow.holds = memory.inside, memory.holds
 
     def completed(self) -> list[str]:
@@ -269,12 +275,16 @@ class Checker(Forwarding):
     def warp_started(self, w: Warp) -> None:
         self.states.start_warp(w)
         self.taint.start_warp(w)
-        if len(w.listeners) == 1 and w.cta.unfenced is None:
-            w.told = self.told_shared
+        checks = checks_of(self.states, w, self.taint.registers(w))
+        if checks is not None:
+            self._own_shared[w] = checks.one
+            if len(w.listeners) == 1 and w.cta.unfenced is None:
+                w.told = checks.lanes
 
     def cta_ended(self, cta: Cta) -> None:
         self.unused.ended(cta)
         self.lifetime.cta_ended(cta)
+        self.states.cta_ended(cta)
 
     def warp_ended(self, w: Warp) -> None:
         self.manual.copies_at_exit(w)
@@ -290,12 +300,16 @@ class Checker(Forwarding):
         self, w: Warp, cta: Cta, starts: Starts, nbytes: int, lanes: Lanes, write: bool
     ) -> None:
         stored, w.storing = w.storing, None
+        if lanes is None and cta is w.cta and w in self._own_shared:
+            assert isinstance(starts, int)
+            if self._own_shared[w](starts, nbytes, write):
+                return
         grain = self.states.grain
         cells: Cells
         if isinstance(starts, np.ndarray):
             cells = Scattered(starts, nbytes, grain)
         else:
-            cells = Span(starts // grain, max(nbytes // grain, 1))
+            cells = byte_cells(starts, nbytes, grain)
         self.manual.accessed(w, write)
         if not w.how and self.taint.simple(w, cta, write):
             if self.races.shared_surely(w, cta, cells, lanes, write):
@@ -323,15 +337,6 @@ class Checker(Forwarding):
             return False
         steps = np.arange(len(stored))[:, None]
         return bool((cta.views[size][places // size + steps] == stored).all())
-
-    def told_shared(self, w: Warp, starts: np.ndarray, mb: int, nbytes: int, write: bool) -> bool:
-        """Check as `shared_access`, on the fast path without findings; see `Warp.told`."""
-        if w.how or not self.taint.simple(w, w.cta, write):
-            return False
-        if not self.races.shared_by_lanes(w, starts, mb, nbytes, write):
-            return False
-        self.manual.accessed(w, write)
-        return True
 
     def global_read(self, w: Warp, starts: Starts, nbytes: int, lanes: Lanes) -> None:
         places = np.atleast_1d(np.asarray(starts)).astype(np.int64)
@@ -365,10 +370,16 @@ class Checker(Forwarding):
     def mbarrier_arrival(
         self, w: Warp, cta: Cta, barrier: MBarrier, how: How, count: tuple[int, int] = (1, 1)
     ) -> None:
+        self.announced.arrived(barrier, self.states.clocks[w].rows)
         self.edges.arrival(w, cta, barrier, how)
         self.lifetime.counted(w, barrier, *count)
 
+    def mbarrier_expected(self, w: Warp, cta: Cta, barrier: MBarrier, nbytes: int) -> None:
+        if nbytes > 0:
+            self.announced.expected(w, barrier, nbytes)
+
     def mbarrier_completed(self, barrier: MBarrier) -> None:
+        self.announced.completed(barrier)
         self.states.phases[barrier].completed()
 
     def warp_synced(self, w: Warp, members: PerLane) -> None:
@@ -441,16 +452,16 @@ class Checker(Forwarding):
     # -- asynchronous operations --------------------------------------------------------------
 
     def issued(self, w: Warp, work: Work) -> None:
-        self.loads.before_signal(w)
+        clock, mask = self.states.clocks[w], w.frag.mask
+        if clock.open_loads:
+            self.loads.before_signal(w)
         if work.stream == "tensor core":
             self.manual.tensor_used(w)
-        clock, mask = self.states.clocks[w], w.frag.mask
         lane = mask.bit_length() - 1 if mask & (mask - 1) == 0 else ALL_LANES
-        ticket = Ticket(clock, lane, w.at, work.stream)
+        self.states.tickets[work] = ticket = Ticket(clock, lane, w.at, work.stream)
         self.taint.issue(w, ticket)
         if work.releases:
             ticket.released = clock.release()
-        self.states.tickets[work] = ticket
 
     def step_began(self, work: Work) -> None:
         self.bounds.work = work
@@ -476,7 +487,9 @@ class Checker(Forwarding):
         self.races.copy(ticket, cta, cells, lanes)
 
     def copies_arrival(self, work: Work, cta: Cta, barrier: MBarrier) -> None:
-        self.edges.arrival_of(self.states.tickets[work], cta, barrier)
+        ticket = self.states.tickets[work]
+        self.announced.arrived(barrier, ticket.known.rows, unordered=ticket.own)
+        self.edges.arrival_of(ticket, cta, barrier)
 
     def land(
         self,
@@ -502,15 +515,33 @@ class Checker(Forwarding):
         """Record that bytes landed, known to all waiters of the phase; return the last place's
         step."""
         step = (0, 0)
+        if len(places) > 1 and len(signals) == 1 and not atomic:
+            step = self.states.phases[signals[0]].position
+            if self._surely_together(ticket, places, nbytes, step):
+                places = []
         for number, place in enumerate(places):
-            phases = self.states.phases[signals[min(number, len(signals) - 1)]]
-            step = (phases.component, len(phases.phases) + 1)
+            step = self.states.phases[signals[min(number, len(signals) - 1)]].position
             cells = self.races.bytes(place[1], nbytes)
             self.taint.land(ticket, place[0], cells)
             self.races.land(ticket, place[0], cells, step, unchanged, atomic=atomic)
         for barrier in signals:
             self.edges.signalled(ticket, barrier)
         return step
+
+    def _surely_together(
+        self, ticket: Ticket, places: list[Place], nbytes: int, step: tuple[int, int]
+    ) -> bool:
+        """Record that bytes landed at several places of a CTA, if they are ordered after all
+        earlier accesses there; return False, with nothing recorded, if they may not be."""
+        cta, grain = places[0][0], self.states.grain
+        lows = np.array([low for other, low in places if other is cta])
+        if len(lows) < len(places) or ((lows | nbytes) & grain - 1).any():
+            return False
+        cells = Scattered(lows, nbytes, grain)
+        if not self.races.land_surely(ticket, cta, cells, step):
+            return False
+        self.taint.land(ticket, cta, cells)
+        return True
 
     def load(
         self, work: Work, source: Rows, places: list[Place], nbytes: int, signals: Signals
@@ -588,9 +619,10 @@ class Checker(Forwarding):
 
     def multiply(self, work: Work, ctas: Sequence[Cta], mma: Mma) -> None:
         ticket = self.states.tickets[work]
-        self.unused.multiplies(ticket.site, ctas, mma)
-        written = self.races.multiply(ticket, ctas, mma)
-        self.taint.multiply(ticket, ctas, mma, written=written)
+        product = footprints.product(mma, len(ctas), self.states.grain)
+        self.unused.multiplies(ticket.site, ctas, mma, product)
+        written = self.races.execute(ticket, ctas, product)
+        self.taint.multiply(ticket, ctas, mma, product, written=written)
 
     def fill(
         self, work: Work, ctas: Sequence[Cta], address: int, desc: SmemDesc, shape: Fill
@@ -598,7 +630,8 @@ class Checker(Forwarding):
         ticket = self.states.tickets[work]
         for cta in ctas:
             self.unused.fills(ticket.site, cta, footprints.filled_cells(address, shape))
-        self.races.fill(ticket, ctas, address, desc, shape)
+        footprint = footprints.fill(desc, address, shape, self.states.grain)
+        self.races.execute(ticket, ctas, footprint)
         self.taint.fill(ticket, ctas, address, desc, shape)
 
     def shift(self, work: Work, ctas: Sequence[Cta], address: int) -> None:
@@ -606,7 +639,9 @@ class Checker(Forwarding):
         self.taint.shift(ctas, address)
 
     def commit_arrival(self, work: Work, cta: Cta, barrier: MBarrier) -> None:
-        self.edges.arrival_of(self.states.tickets[work], cta, barrier)
+        ticket = self.states.tickets[work]
+        self.announced.arrived(barrier, ticket.known.rows)
+        self.edges.arrival_of(ticket, cta, barrier)
 
     def columns_allocated(self, w: Warp, column: int, count: int, pair: bool, told: int) -> None:
         self.loads.before_signal(w)
@@ -633,6 +668,11 @@ class Checker(Forwarding):
 
     def tensor_stores_waited(self, w: Warp) -> None:
         self.states.clocks[w].complete("tcgen05.st")
+
+
+@lru_cache(maxsize=32)
+def _padding(program: Program) -> Padding:
+    return Padding(program.sites)
 
 
 @lru_cache(maxsize=32)

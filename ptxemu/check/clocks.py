@@ -190,6 +190,9 @@ def fresh(components: Components) -> np.ndarray:
 def join(clock: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Merge `other` into `clock`, in place if it is large enough."""
     have, more = clock.shape[1], other.shape[1]
+    if more == have:
+        np.maximum(clock, other, out=clock)
+        return clock
     if more > have:
         larger = np.zeros((ROWS, more), np.int32)
         larger[:, :have] = clock

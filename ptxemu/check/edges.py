@@ -13,7 +13,7 @@ from collections.abc import Hashable
 
 import numpy as np
 
-from ptxemu.check.agents import Ticket, foreign_told
+from ptxemu.check.agents import Ticket, WarpClock, foreign_told
 from ptxemu.check.clocks import (
     ASYNC_GLOBAL,
     ASYNC_SHARED,
@@ -26,7 +26,7 @@ from ptxemu.check.clocks import (
 from ptxemu.check.global_memory import Flags
 from ptxemu.check.lifetime import Lifetime
 from ptxemu.check.manual import Manual
-from ptxemu.check.state import States
+from ptxemu.check.state import PhaseClock, States
 from ptxemu.check.tensor_loads import TensorLoads
 from ptxemu.machine.fragment import Waiters
 from ptxemu.machine.listener import How
@@ -63,16 +63,18 @@ class Edges:
         """mbarrier.arrive: a release ("mbarrier.arrive"). Where no scope is named the manual's is
         .cta; CUTLASS's ClusterBarrier::arrive relies on more at the barrier of a peer."""
         clock, phases = self._states.clocks[w], self._states.phases[barrier]
-        self._used(w, barrier)
-        self._loads.signals(w)
+        if phases.component not in clock.waited:
+            self._used(w, clock, phases)
+        if clock.open_loads:
+            self._loads.signals(w)
         self._manual.told_others(w)
-        self._manual.scope_of_arrival(w, cta, how)
-        phases.from_peers |= cta is not w.cta
-        too_narrow = cta is not w.cta and "cta" in how
-        if cta is not w.cta:
+        relaxed, far = "relaxed" in how, cta is not w.cta
+        if far:
+            self._manual.scope_of_arrival(w, cta, how)
+            phases.from_peers = True
             self._lifetime.reached(cta, clock.own, clock.now, w.at)
-        relaxed = "relaxed" in how or too_narrow
-        phases.arrive(clock.release(relaxed=relaxed, near=cta is w.cta), far=cta is not w.cta)
+            relaxed = relaxed or "cta" in how
+        phases.arrive(clock.release(relaxed=relaxed, near=not far), far=far)
 
     def arrival_of(self, ticket: Ticket, cta: Cta, barrier: MBarrier) -> None:
         """Publish a tcgen05.commit: an arrival by operations that completed.
@@ -120,11 +122,12 @@ class Edges:
         A wait of scope .cta is relaxed for what threads of peers published. Only with .cluster does
         ptxas invalidate the L1 cache after it.
         """
-        clock = self._states.clocks[w]
-        self._used(w, barrier)
+        clock, phases = self._states.clocks[w], self._states.phases[barrier]
+        if phases.component not in clock.waited:
+            self._used(w, clock, phases)
         self._manual.heard_others(w)
-        self._manual.scope_of_wait(w, barrier, how)
-        phases = self._states.phases[barrier]
+        if phases.from_peers:
+            self._manual.scope_of_wait(w, how)
         clock.looks(phases.component, barrier.phase)
         if w.at in self._unheeded:
             clock.unheeded[phases.component] = w.at
@@ -143,12 +146,12 @@ class Edges:
 
     mbarrier_tested = mbarrier_waited
 
-    def _used(self, w: Warp, barrier: MBarrier) -> None:
-        """An mbarrier is used after its mbarrier.init, and by peers and the async proxy after
-        fence.mbarrier_init or a release ("mbarrier.init", "membar / fence")."""
-        clock, phases = self._states.clocks[w], self._states.phases[barrier]
-        if phases.component in clock.waited:
-            return
+    def _used(self, w: Warp, clock: WarpClock, phases: PhaseClock) -> None:
+        """A warp uses an mbarrier for the first time.
+
+        That is after its mbarrier.init, and for peers and the async proxy after
+        fence.mbarrier_init or a release ("mbarrier.init", "membar / fence").
+        """
         clock.waited.add(phases.component)
         component, step = phases.initialised
         rows = clock.rows

@@ -6,14 +6,15 @@ tcgen05.cp.4x256b separates the lanes of such a group; cell = column * 8 + lane 
 
 from __future__ import annotations
 
-import mmap
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import or_
 from typing import Any
 
 import numpy as np
 
-from ptxemu.machine.mma import Metadata, Mma
+from ptxemu.check import frame
+from ptxemu.machine.mma import Metadata, Mma, metadata_at
 from ptxemu.machine.scale_factors import Placement
 from ptxemu.machine.tensor_core import line_bytes
 from ptxemu.machine.tmem import LANES, SHAPES, SHIFTED_COLUMNS, register_map
@@ -22,12 +23,6 @@ from ptxemu.machine.umma_desc import InstrDesc, SmemDesc, operand_shape, operand
 from ptxemu.numerics.formats import TENSOR_COLUMNS
 
 Where = slice | np.ndarray  # an index of cells
-
-
-def blank(count: int) -> np.ndarray:
-    """Return int64 zeros of which few will be written: pages are allocated on first touch."""
-    anonymous = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    return np.frombuffer(mmap.mmap(-1, 8 * count, flags=anonymous), np.int64)
 
 
 class Pattern:
@@ -51,15 +46,21 @@ _STARTS_AT = _starts.ctypes.data
 
 
 class Cells:
-    """A pattern that lies `base` cells further: `count` runs of `run` cells each, which begin at
-    the int64 numbers at `address`, shifted right by `shift`."""
+    """A pattern that lies `base` cells further: `count` runs of `run` cells each.
 
-    __slots__ = ("address", "count", "run", "shift", "base", "_pattern")
+    `at`: address of the words that describe the place to the routines of `native.shadow`.
+    """
+
+    __slots__ = ("count", "run", "base", "at", "_words", "_pattern")
 
     def __init__(self, pattern: Pattern, base: int = 0) -> None:
         self._pattern = pattern
-        self.address, self.count, self.run = pattern.address, len(pattern.starts), pattern.run
-        self.shift, self.base = 0, base
+        self._place(pattern.address, len(pattern.starts), pattern.run, 0, base)
+
+    def _place(self, address: int, count: int, run: int, shift: int, base: int) -> None:
+        """Runs begin at the int64 numbers at an address, shifted right."""
+        self.count, self.run, self.base = count, run, base
+        self._words, self.at = frame.words(address, count, run, shift, base)
 
     def __len__(self) -> int:
         return self.count * self.run
@@ -75,8 +76,7 @@ class Span(Cells):
     __slots__ = ()
 
     def __init__(self, first: int, count: int) -> None:
-        self.address, self.count, self.run = _ONE.address, 1, count
-        self.shift, self.base = 0, first
+        self._place(_ONE.address, 1, count, 0, first)
 
     def index(self) -> slice:
         return slice(self.base, self.base + self.run)
@@ -92,20 +92,21 @@ class Scattered(Cells):
 
     def __init__(self, starts: np.ndarray, nbytes: int, grain: int, base: int = 0) -> None:
         self._starts, self._grain = starts, grain
-        self.count, self.run = starts.size, max(nbytes // grain, 1)
-        self.shift, self.base = grain.bit_length() - 1, base
-        if self.count <= _MOST:
-            _starts[: self.count] = starts
-            self.address = _STARTS_AT
+        if starts.size <= _MOST:
+            _starts[: starts.size] = starts
+            address = _STARTS_AT
         else:
             self._starts = np.ascontiguousarray(starts, np.int64)
-            self.address = self._starts.ctypes.data
+            address = self._starts.ctypes.data
+        run, shift = max(nbytes // grain, 1), grain.bit_length() - 1
+        self._place(address, starts.size, run, shift, base)
 
     def index(self) -> np.ndarray:
         steps = np.arange(self.run, dtype=np.int64)[:, None] + self.base
         return self._starts.astype(np.int64) // self._grain + steps
 
 
+@lru_cache(maxsize=8192)
 def byte_cells(low: int, nbytes: int, grain: int) -> Span:
     """Return the cells of `nbytes` from `low` on."""
     first = low // grain
@@ -127,6 +128,7 @@ def _moved(shape: str, num: int, packed: bool, half_split: int) -> Pattern:
     return Pattern(np.unique(both // LANES * GROUPS + both % LANES // 16))
 
 
+@lru_cache(maxsize=4096)
 def moved_cells(move: tuple[Any, ...], address: int, warp_in_group: int) -> Cells:
     """move: (shape, repeat count, 16-bit packing, columns between halves)."""
     shape, num, packed, half_split = move
@@ -190,6 +192,7 @@ def filled_cells(address: int, shape: Fill) -> Cells:
     return Cells(Pattern((columns[:, None] * GROUPS + groups).ravel()))
 
 
+@lru_cache(maxsize=1024)
 def column_cells(column: int, columns: int) -> Span:
     return Span(column * GROUPS, columns * GROUPS)
 
@@ -216,14 +219,26 @@ def matrix_cells(
     return Cells(_operand(replace(desc, start=phase), shape, mn_major, grain), base)
 
 
-class Product:
+class Footprint:
+    """Cells that one operation touches in a CTA.
+
+    accesses: in their order (cells, whether of tensor memory, whether they are written).
+    """
+
+    def __init__(self, *accesses: tuple[Cells, bool, bool]) -> None:
+        self.accesses = accesses
+
+
+class Product(Footprint):
     """Cells that an MMA by `group` CTAs touches in each of them.
 
-    They are B, A (in shared or in tensor memory) and D. tensor: mask of those in tensor memory.
+    They are B, A (in shared or in tensor memory), scale factors and D. tensor: mask of those in
+    tensor memory.
     """
 
     def __init__(self, mma: Mma, group: int, grain: int) -> None:
-        self._of = mma.a, mma.b, mma.instr  # it is known by their identities
+        # It is known by their identities.
+        self._of = mma.a, mma.b, mma.instr, mma.scales, mma.metadata
         instr = mma.instr
         self.b = operand_cells(mma.b, *instr.shape_of_b(group), grain)
         self.a: Cells | None = None
@@ -232,23 +247,43 @@ class Product:
             self.tensor_a = tensor_operand_cells(mma.a, instr, group)
         else:
             self.a = operand_cells(mma.a, *instr.shape_of_a(group), grain)
+        placements = mma.scales.placements(instr, group) if mma.scales else ()
+        self.scales = [scale_cells(where) for where in placements]
         self.d = accumulator_cells(mma.d, instr, group)
-        self.tensor = bits(self.d) | (bits(self.tensor_a) if self.tensor_a is not None else 0)
+        in_tensor = (self.d, *self.scales, *filter(None, (self.tensor_a,)))
+        self.tensor = reduce(or_, map(bits, in_tensor))
+        reads = [(self.b, False, False)]
+        if self.a is not None:
+            reads.append((self.a, False, False))
+        elif self.tensor_a is not None:
+            reads.append((self.tensor_a, True, mma.shift))
+        if mma.metadata is not None:
+            reads.append((metadata_cells(metadata_at(mma.metadata, instr, group)), True, False))
+        reads += [(scales, True, False) for scales in self.scales]
+        super().__init__(*reads, (self.d, True, True))
 
 
-_products: dict[tuple[int, ...], Product] = {}
+_products: dict[tuple[Any, ...], Product] = {}
 
 
 def product(mma: Mma, group: int, grain: int) -> Product:
     """Kept by the identities of the descriptors: to compare them costs more than all else."""
     a = mma.a if isinstance(mma.a, int) else id(mma.a)
-    key = isinstance(mma.a, int), a, id(mma.b), id(mma.instr), mma.d, group, grain
+    others = id(mma.b), id(mma.instr), id(mma.scales), id(mma.metadata), mma.shift
+    key = isinstance(mma.a, int), a, others, mma.d, group, grain
     found = _products.get(key)
     if found is None:
         if len(_products) >= _PRODUCTS:
             _products.clear()
         found = _products[key] = Product(mma, group, grain)
     return found
+
+
+@lru_cache(maxsize=1024)
+def fill(desc: SmemDesc, address: int, shape: Fill, grain: int) -> Footprint:
+    """Cells of tcgen05.cp."""
+    source = matrix_cells(desc, shape.matrix, grain)
+    return Footprint((source, False, False), (filled_cells(address, shape), True, True))
 
 
 def bits(cells: Cells) -> int:

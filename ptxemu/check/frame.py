@@ -1,60 +1,35 @@
-"""Frame that passes arguments from the checker to the routines of `native.shadow`.
-
-There is only one, as each is filled for one call.
-"""
+"""Routines of `native.shadow`, and the lists that they write to."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
-from ptxemu.check.agents import Agent
-from ptxemu.check.clocks import Mark
-from ptxemu.check.footprints import Cells
 from ptxemu.native import shadow as native
 from ptxemu.native.library import Library, library
-from ptxemu.native.shadow import (
-    ACTIVE,
-    AGENT,
-    BASE,
-    BEFORE,
-    COUNT,
-    LANE,
-    LANES,
-    NBYTES,
-    ROOM,
-    RUN,
-    SHIFT,
-    STAMP,
-    STARTS,
-    STREAM,
-)
 
-_MOST_FOUND = 1 << 18  # cells of a memory of a CTA
+_MOST_FOUND = 1 << 19  # two for each cell of a memory of a CTA
 _LANES = 32
 
-_words = np.zeros(native.WORDS, np.int64)
-WORDS = _words.data  # quicker to fill than an array
-ADDRESS = _words.ctypes.data
 FOUND = np.zeros(_MOST_FOUND, np.int64)  # what `unread` and `writers` give
-_words[native.OUT] = FOUND.ctypes.data
+FOUND_AT = FOUND.ctypes.data
 _lanes = np.zeros(_LANES, np.int64)
 _LANES_AT = _lanes.ctypes.data
-_starts = np.zeros(_LANES, np.int64)
-_STARTS_AT = _starts.ctypes.data
 
 
 class Routines(NamedTuple):
-    """Routines of `native.shadow` that are called with the address of the frame."""
+    """Routines of `native.shadow`."""
 
-    visit: Callable[[int], int]
-    visit_lanes: Callable[[int], int]
-    visit_global: Callable[[int], int]
-    unread: Callable[[int], int]
-    writers: Callable[[int], int]
+    visit: Callable[..., int]
+    visit_all: Callable[..., int]
+    visit_lanes: Callable[..., int]
+    visit_global: Callable[..., int]
+    unread: Callable[[int, int, int], int]
+    writers: Callable[[int, int, int], int]
 
 
 def routines() -> Routines | None:
@@ -68,44 +43,29 @@ def _of(found: Library) -> Routines:
     return Routines(*(found.routine(getattr(native, name)) for name in Routines._fields))
 
 
-def place(cells: Cells) -> None:
-    """Write the cells of an access to the frame."""
-    words = WORDS
-    words[STARTS], words[COUNT], words[RUN] = cells.address, cells.count, cells.run
-    words[SHIFT], words[BASE] = cells.shift, cells.base
+def address_of(array: np.ndarray) -> int:
+    """Return the address of a numpy array, quicker than `ctypes.data`."""
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
-def lanes(starts: np.ndarray, mb: int, nbytes: int, room: int, grain: int) -> None:
-    """Write the cells of an access by lanes to the frame, for `visit_lanes`.
-
-    Args:
-        starts: uint32 [32], address of each lane.
-        mb: Mask of the active lanes.
-        nbytes: Bytes per lane.
-        room: Size of the memory in bytes.
-        grain: Bytes per cell.
-    """
-    words = WORDS
-    _starts[:] = starts
-    words[STARTS], words[LANES], words[ACTIVE] = _STARTS_AT, _LANES_AT, mb
-    words[NBYTES], words[ROOM] = nbytes, room
-    words[RUN], words[SHIFT], words[BASE] = nbytes // grain or 1, grain.bit_length() - 1, 0
+def words(*values: int) -> tuple[array[int], int]:
+    """Return a table of words for the routines, and its address."""
+    table = array("q", values)
+    return table, table.buffer_info()[0]
 
 
-def agent(by: Agent, space: str, stamp: int) -> None:
-    """Write the accessing agent and the stamp to the frame."""
-    words = WORDS
-    words[AGENT] = by.words(space)
-    words[STREAM], words[BEFORE] = by.in_order
-    words[STAMP] = stamp
+def listed(lane: int | np.ndarray) -> int:
+    """Return the last argument of `visit` for a `Mark.lane`; valid until the next call."""
+    if isinstance(lane, int):
+        return lane
+    _lanes[: len(lane)] = lane
+    return _LANES_AT
 
 
-def access(by: Agent, space: str, mark: Mark) -> None:
-    """Write the agent that accesses the placed cells to the frame."""
-    words = WORDS
-    agent(by, space, mark.stamp)
-    if isinstance(mark.lane, int):
-        words[LANE], words[LANES] = mark.lane, 0
-    else:
-        _lanes[: len(mark.lane)] = mark.lane
-        words[LANES] = _LANES_AT
+# An access by lanes: addresses of all of them, which the checker writes, the place that
+# `visit_lanes` makes of them, and the numbers of the active ones.
+ADDRESSES = np.zeros(_LANES, np.uint32)
+_starts = np.zeros(_LANES, np.int64)
+_place, _place_at = words(_starts.ctypes.data, 0, 1, 0, 0)
+LANE_PLACES = ADDRESSES.ctypes.data, _place_at, _LANES_AT

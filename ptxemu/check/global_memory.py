@@ -15,11 +15,11 @@ import numpy as np
 
 from ptxemu.check import frame
 from ptxemu.check.agents import Agent, foreign_seen
-from ptxemu.check.clocks import ATOMIC, Mark, join
-from ptxemu.check.footprints import Scattered, blank
-from ptxemu.check.frame import WORDS
+from ptxemu.check.clocks import ATOMIC, SITE_MASK, Mark, join
+from ptxemu.check.footprints import Scattered, Span
 from ptxemu.check.shadow import is_atomic, unordered
-from ptxemu.native.shadow import BELOW, CELLS, CLUSTER, KIND, OWNERS, TABLE, WRITES
+from ptxemu.check.zeros import blank
+from ptxemu.native.shadow import BELOW, CLUSTER, WRITES
 
 _CHUNK_BITS = 20  # bytes that are shadowed together: 1 MiB
 _FEW = 64  # numbers that Python compares as quickly as numpy
@@ -85,8 +85,9 @@ class _Chunk:
     high: int = 0
 
     def __post_init__(self) -> None:
-        self.table = np.array([self.last.ctypes.data])
-        self.places = self.table.ctypes.data, self.owner.ctypes.data
+        self._table, at = frame.words(self.last.ctypes.data)
+        owners = self.owner.ctypes.data
+        self.words, self.at = frame.words(at, 0, 0, len(self.last), owners, 0, 0)
 
     def writes(self, index: Any, atomic: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """(stamps, owners) of what an access is to be ordered after; `atomic`: it is one."""
@@ -100,6 +101,7 @@ class _Chunk:
             if not atomic:
                 return
             self.below, self.below_owner = np.zeros_like(self.last), np.zeros_like(self.owner)
+            self.words[BELOW] = self.below.ctypes.data
         if not atomic:
             self.below[index] = 0
             return
@@ -176,13 +178,11 @@ class GlobalShadow:
         if chunk is None or not (write or piece.meets(chunk)):
             return True
         base = -(number << _CHUNK_BITS) // self.grain
-        frame.place(Scattered(piece.starts, piece.nbytes, self.grain, base))
-        frame.access(by, "global", piece.mark)
-        WORDS[TABLE], WORDS[OWNERS] = chunk.places
-        WORDS[CELLS], WORDS[KIND] = len(chunk.last), WRITES if write else 0
-        WORDS[BELOW] = 0 if chunk.below is None else chunk.below.ctypes.data
-        WORDS[CLUSTER] = piece.cluster + 1
-        if routines.visit_global(frame.ADDRESS):
+        cells, mark = Scattered(piece.starts, piece.nbytes, self.grain, base), piece.mark
+        where = chunk.at, cells.at, by.at("global"), *by.in_order
+        access = WRITES if write else 0, mark.stamp, frame.listed(mark.lane)
+        chunk.words[CLUSTER] = piece.cluster + 1
+        if routines.visit_global(*where, *access):
             return False
         if write:
             chunk.low, chunk.high = min(chunk.low, piece.low), max(chunk.high, piece.high)
@@ -253,14 +253,25 @@ class GlobalShadow:
             known = self.read_in.get(number, (low, high))
             self.read_in[number] = min(low, known[0]), max(high, known[1])
 
-    def stamps(self, low: int, high: int) -> Iterator[np.ndarray]:
-        """Yield stamps of the last writes to [low, high) from chunks that have any."""
-        for chunk in range(low >> _CHUNK_BITS, (high - 1 >> _CHUNK_BITS) + 1):
-            found, start = self.chunks.get(chunk), chunk << _CHUNK_BITS
-            if found is not None:
-                first = max(max(low, found.low) - start, 0)
-                last = max(min(min(high, found.high) - start, 1 << _CHUNK_BITS), first)
-                yield found.last[first // self.grain : -(-last // self.grain)]
+    def written(self, low: int, high: int) -> tuple[int, set[int]]:
+        """Return how many bytes of [low, high) have been written, and the sites of last writes."""
+        cells, sites, routines = 0, set[int](), frame.routines()
+        for number in range(low >> _CHUNK_BITS, (high - 1 >> _CHUNK_BITS) + 1):
+            chunk, start = self.chunks.get(number), number << _CHUNK_BITS
+            if chunk is None:
+                continue
+            first = max(max(low, chunk.low) - start, 0) // self.grain
+            end = -(-min(min(high, chunk.high) - start, 1 << _CHUNK_BITS) // self.grain)
+            last = chunk.last[first : max(end, first)]
+            span = Span(first, len(last))
+            cells += int(np.count_nonzero(last))
+            if routines is not None and len(last) <= len(frame.FOUND):
+                count = routines.writers(chunk.at, span.at, frame.FOUND_AT)
+                stamps = frame.FOUND[:count]
+            else:
+                stamps = np.unique(last)
+            sites.update((stamps[stamps != 0] & SITE_MASK).tolist())
+        return cells * self.grain, sites
 
     def chain(self) -> Iterator[GlobalShadow]:
         """Yield this shadow, and those of earlier launches that may overlap it."""

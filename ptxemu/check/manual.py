@@ -14,7 +14,6 @@ from ptxemu.check.findings import Findings, line_of
 from ptxemu.check.footprints import Cells
 from ptxemu.check.state import PhaseClock, States
 from ptxemu.findings import MANUAL, NOTE, Finding, place_of
-from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.state import Cta, Warp
 
 _NOTES = {  # name -> (message, what is missing, manual section)
@@ -88,7 +87,7 @@ _NOTES = {  # name -> (message, what is missing, manual section)
     # FlashAttention-4's pages, go from cp.async.mbarrier.arrive to the tensor core without a fence;
     # its flash_bwd_mla_dq_dqv_sm100.py waits for groups and has one.
     "copied": (
-        "the async proxy reads what cp.async has written in the generic proxy",
+        "the async proxy reads or overwrites what cp.async has written in the generic proxy",
         "fence.proxy.async after the wait for the copies",
         "async proxy; membar / fence",
     ),
@@ -180,11 +179,10 @@ class Manual:
         if cta is not w.cta and "cluster" not in how:
             self._note("scope of arrival, cta" if "cta" in how else "scope of arrival", w.at)
 
-    def scope_of_wait(self, w: Warp, barrier: MBarrier, how: tuple[str, ...]) -> None:
+    def scope_of_wait(self, w: Warp, how: tuple[str, ...]) -> None:
+        """A wait for an mbarrier at which threads of other CTAs arrive."""
         narrow = "cta" in how
-        if "cluster" in how or not (narrow or self._strict):
-            return
-        if self._states.phases[barrier].from_peers:
+        if "cluster" not in how and (narrow or self._strict):
             self._note("scope of wait, cta" if narrow else "scope of wait", w.at)
 
     def allocated(self, w: Warp, pair: bool) -> None:
@@ -196,8 +194,9 @@ class Manual:
             if not any(own < rows.shape[1] and rows[EXECUTED, own] for own in owns):
                 self._note("pair", w.at)
 
-    def read(self, ticket: Ticket, last: np.ndarray, cells: Cells) -> None:
-        """An asynchronous operation reads cells of shared memory; `last`: writes of all of it."""
+    def touched(self, ticket: Ticket, last: np.ndarray, cells: Cells) -> None:
+        """An asynchronous operation reads or overwrites cells of shared memory; `last`: the last
+        writes of all of it."""
         if self._strict and ticket.asynchronous:
             seen, last = ticket.rows[ASYNC_SHARED], last[cells.index()]
             for number, component in enumerate(ticket.components.known[: len(seen)]):

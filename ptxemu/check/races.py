@@ -15,23 +15,20 @@ from itertools import islice
 
 import numpy as np
 
-from ptxemu.check import evidence, footprints, frame
+from ptxemu.check import evidence, footprints
 from ptxemu.check.agents import Agent, Ticket, WarpClock
 from ptxemu.check.allocations import Coverage
 from ptxemu.check.clocks import ALL_LANES, ATOMIC, ORDERED, Mark, Stamp, stamp
 from ptxemu.check.evidence import Evidence, Reason
 from ptxemu.check.findings import Conflicts, Findings, Side, line_of
-from ptxemu.check.footprints import Cells, byte_cells
+from ptxemu.check.footprints import Cells, Footprint, byte_cells
 from ptxemu.check.global_memory import GlobalShadow, Piece
 from ptxemu.check.lifetime import Lifetime
 from ptxemu.check.shadow import Shadow
 from ptxemu.check.state import States
 from ptxemu.findings import Finding
-from ptxemu.machine.mma import Mma, metadata_at
 from ptxemu.machine.state import Cta, Warp
 from ptxemu.machine.tmem import Move
-from ptxemu.machine.tmem_fill import Fill
-from ptxemu.machine.umma_desc import SmemDesc
 
 Step = tuple[int, int]  # a component, and which step of it tells that an operation is complete
 Unchanged = Callable[[int], bool]  # whether a write stores what is there already, at an address
@@ -62,8 +59,8 @@ class Races:
         self._evidence = Evidence(states, findings.sites)
         self._lifetime = lifetime
         self.memory = memory
-        # Who else hears of an asynchronous read of shared memory: with the last writes, and where.
-        self.reads: Callable[[Ticket, np.ndarray, Cells], None] = lambda ticket, last, cells: None
+        # Who else hears of asynchronous accesses to shared memory: with the last writes, and where.
+        self.touches: Callable[[Ticket, np.ndarray, Cells], None] | None = None
 
     # -- ordinary accesses --------------------------------------------------------------------
 
@@ -80,7 +77,7 @@ class Races:
         clock = self._states.clocks[w]
         if cta is not w.cta:
             self._lifetime.reached(cta, clock.own, clock.now, w.at)
-        self._look(self._shadow(cta), cta, cells, clock, self.mark(w, lanes), write, unchanged)
+        self._compare(self._shadow(cta), cta, cells, clock, self.mark(w, lanes), write, unchanged)
 
     def shared_surely(
         self, w: Warp, cta: Cta, cells: Cells, lanes: np.ndarray | None, write: bool
@@ -94,21 +91,6 @@ class Races:
         if done and cta is not w.cta:
             self._lifetime.reached(cta, clock.own, clock.now, w.at)
         return done
-
-    def shared_by_lanes(
-        self, w: Warp, starts: np.ndarray, mb: int, nbytes: int, write: bool
-    ) -> bool:
-        """Check an access by lanes to shared memory, as `shared_surely`.
-
-        Args:
-            starts: uint32 [32], address of each lane.
-            mb: Mask of the active lanes.
-            nbytes: Bytes per lane; all in bounds and aligned.
-        """
-        clock = self._states.clocks[w]
-        step = stamp(clock.own, clock.now, 0, w.at)
-        frame.lanes(starts, mb, nbytes, w.cta.smem_size, self._states.grain)
-        return self._shadow(w.cta).surely_by_lanes(clock, step, write)
 
     def mark(self, w: Warp, lanes: np.ndarray | None) -> Mark:
         """Return the mark of an ordinary access of `lanes`; None: of all active lanes to one
@@ -176,14 +158,30 @@ class Races:
         self._lifetime.reached(cta, *step, ticket.site)
         lane = ATOMIC if atomic else ticket.lane
         mark = Mark(stamp(*step, ATOMIC if atomic else ALL_LANES, ticket.site), lane)
+        if self.touches is not None:
+            self.touches(ticket, self._shadow(cta).last, cells)
         self._compare(self._shadow(cta), cta, cells, ticket, mark, True, unchanged)
+
+    def land_surely(self, ticket: Ticket, cta: Cta, cells: Cells, step: Step) -> bool:
+        """Record bytes as `land` if they are ordered after all earlier accesses.
+
+        Returns False, with nothing recorded, if they may not be.
+        """
+        if self.touches is not None:
+            return False
+        mark = Mark(stamp(*step, ALL_LANES, ticket.site), ticket.lane)
+        done = self._shadow(cta).surely(cells, ticket, mark, True)
+        if done:
+            self._lifetime.reached(cta, *step, ticket.site)
+        return done
 
     def read_shared(self, ticket: Ticket, cta: Cta, cells: Cells, step: Step) -> bool:
         """Cells of shared memory. Returns whether all of them are known to have been written."""
         mark = Mark(stamp(*step, ALL_LANES, ticket.site), ticket.lane)
         if cta is not ticket.agent.cta:
             self._lifetime.reached(cta, *step, ticket.site)
-        self.reads(ticket, self._shadow(cta).last, cells)
+        if self.touches is not None:
+            self.touches(ticket, self._shadow(cta).last, cells)
         return self._compare(self._shadow(cta), cta, cells, ticket, mark, False)
 
     def copy(self, ticket: Ticket, cta: Cta, cells: Cells, lanes: np.ndarray) -> None:
@@ -191,35 +189,29 @@ class Races:
         mark = Mark(stamp(ticket.component, ticket.step, 0, ticket.site), lanes)
         self._compare(self._shadow(cta), cta, cells, ticket, mark, True)
 
-    def multiply(self, ticket: Ticket, ctas: Sequence[Cta], mma: Mma) -> bool:
-        """tcgen05.mma. D is written, and what a write needs is all that reading it would need.
-        Returns whether the operands in shared memory are known to have been written."""
-        instr, group, step = mma.instr, len(ctas), ticket.position
-        cells = footprints.product(mma, group, self._grain)
+    def execute(self, ticket: Ticket, ctas: Sequence[Cta], footprint: Footprint) -> bool:
+        """Check an operation of the tensor core: tcgen05.mma or .cp.
+
+        D of an MMA is written: that needs all that reading it would need. Returns whether its
+        operands in shared memory are known to have been written.
+        """
         written = True
         for cta in ctas:
-            written &= self.read_shared(ticket, cta, cells.b, step)
-            if cells.a is not None:
-                written &= self.read_shared(ticket, cta, cells.a, step)
-            elif cells.tensor_a is not None:
-                self._tensor(ticket, cta, cells.tensor_a, step, mma.shift)
-            if mma.metadata is not None:
-                kept = metadata_at(mma.metadata, instr, group)
-                self._tensor(ticket, cta, footprints.metadata_cells(kept), step, False)
-            for where in mma.scales.placements(instr, group) if mma.scales else ():
-                self._tensor(ticket, cta, footprints.scale_cells(where), step, False)
-            self._tensor(ticket, cta, cells.d, step, True)
+            if cta is not ticket.agent.cta:
+                self._lifetime.reached(cta, *ticket.position, ticket.site)
+            written &= self._execute(ticket, cta, footprint)
         return written
 
-    def fill(
-        self, ticket: Ticket, ctas: Sequence[Cta], address: int, desc: SmemDesc, shape: Fill
-    ) -> None:
-        """Check tcgen05.cp: a copy of a matrix from shared to tensor memory, in every CTA."""
-        step = ticket.position
-        for cta in ctas:
-            source = footprints.matrix_cells(desc, shape.matrix, self._grain)
-            self.read_shared(ticket, cta, source, step)
-            self._tensor(ticket, cta, footprints.filled_cells(address, shape), step, True)
+    def _execute(self, ticket: Ticket, cta: Cta, footprint: Footprint) -> bool:
+        state, step = self._states.ctas[cta], ticket.position
+        done, never = state.surely(footprint, ticket) if self.touches is None else (0, 0)
+        written = not never
+        for cells, tensor, write in footprint.accesses[done:]:
+            if tensor:
+                self._tensor(ticket, cta, cells, step, write)
+            else:
+                written &= self.read_shared(ticket, cta, cells, step)
+        return written
 
     def shift(self, ticket: Ticket, ctas: Sequence[Cta], address: int) -> None:
         """tcgen05.shift."""
@@ -239,8 +231,9 @@ class Races:
         clock = self._states.clocks[w]
         component, step = clock.issue("tcgen05.st" if write else "tcgen05.ld")
         cells = footprints.moved_cells(move, address, w.index % 4)
-        mark = self._unit_mark(component, step, w.at)
-        self._compare(self._states.ctas[w.cta].tensor, w.cta, cells, clock, mark, write)
+        mark, shadow = self._unit_mark(component, step, w.at), self._states.ctas[w.cta].tensor
+        if not shadow.surely(cells, clock, mark, write):
+            self._look(shadow, w.cta, cells, clock, mark, write)
         return step
 
     def columns(self, w: Warp, column: int, count: int, pair: bool, told: int | None) -> None:

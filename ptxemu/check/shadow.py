@@ -10,6 +10,7 @@ and without compiled code, `read` and `write` find out what is wrong.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import reduce
@@ -31,14 +32,15 @@ from ptxemu.check.clocks import (
     Mark,
     Stamp,
 )
-from ptxemu.check.footprints import Cells, Where, blank
-from ptxemu.check.frame import WORDS
+from ptxemu.check.footprints import Cells, Where
+from ptxemu.check.zeros import keep, zeros
+from ptxemu.native import shadow as native
 from ptxemu.native.shadow import (
     BARRIERS,
     CELLS,
     DEFINED,
-    KIND,
-    NEVER,
+    DONE,
+    DONE_NEW,
     PLANE,
     PLANES,
     TABLE,
@@ -55,18 +57,19 @@ class Shadow:
 
     def __init__(self, cells: int, space: str) -> None:
         self.space = space
-        self.last = np.zeros(cells, np.int64)
+        self.last = zeros(cells)
         # Stamps of reads: those of a cell, of one component each, lie in the first planes.
         self._reads: list[np.ndarray] = []
-        self._readers: dict[int, None] = {}  # components, in the order of their first reads
+        self.readers: dict[int, None] = {}  # components, in the order of their first reads
         # Below atomics, of which none waits for another: the last write that was none.
         self.below: np.ndarray | None = None
         self.barriers: np.ndarray | None = None  # cells that mbarriers have, or have had
-        # Where it all lies: `last`, and then the planes.
+        # Addresses of `last`, and then of the planes.
         self._table = np.zeros(_FIRST_PLANES + 1, np.int64)
-        self._table[0] = self.last.ctypes.data
-        self._table_at = self._table.ctypes.data
-        self._barriers_at = 0
+        self._table[0] = frame.address_of(self.last)
+        self._words, self.at = frame.words(*[0] * native.MEMORY_WORDS)
+        self._words[TABLE], self._words[CELLS] = frame.address_of(self._table), cells
+        self.all_written = False  # whether `surely` has seen, this last time, no unwritten cell
         self._routines = frame.routines()
 
     def wrote(self, stamp: int, cell: int) -> bool:
@@ -78,7 +81,7 @@ class Shadow:
         """`barriers`, of a memory that has some."""
         if self.barriers is None:
             self.barriers = np.zeros(len(self.last), np.bool_)
-            self._barriers_at = self.barriers.ctypes.data
+            self._words[BARRIERS] = self.barriers.ctypes.data
         return self.barriers
 
     def surely(
@@ -89,92 +92,71 @@ class Shadow:
         Returns False, with nothing recorded, if the access has to be checked in detail.
         defined: also require that it reads written data.
         """
-        routines = self._routines
-        if routines is None or (isinstance(mark.lane, int) and mark.lane == ATOMIC):
+        routines, (stamp, lane) = self._routines, mark
+        if routines is None or (isinstance(lane, int) and lane == ATOMIC):
             return False
-        self._place(cells)
-        frame.access(by, self.space, mark)
-        WORDS[KIND] = (WRITES if write else 0) | (DEFINED if defined else 0)
-        answer = routines.visit(frame.ADDRESS)
-        if answer == PLANE:
+        kind = WRITES if write else DEFINED if defined else 0
+        access = self.at, cells.at, by.at(self.space), *by.in_order, kind, stamp, frame.listed(lane)
+        answer = routines.visit(*access)
+        while answer == PLANE:
             self._add_plane()
-            return self.surely(cells, by, mark, write, defined=defined)
-        if answer:
+            answer = routines.visit(*access)
+        if answer > DONE_NEW:
             return False
+        self.all_written = answer == DONE
         if not write:
-            self._readers[mark.stamp >> COMPONENT_SHIFT] = None
+            self.readers[stamp >> COMPONENT_SHIFT] = None
         elif self.below is not None:
             self.below[cells.index()] = 0
         return True
 
-    def surely_by_lanes(self, by: Agent, stamp: int, write: bool) -> bool:
-        """Check an access of lanes in the frame (`frame.lanes`), which reads only defined data.
-
-        Returns False if it needs more planes. stamp: without a lane.
-        """
-        routines = self._routines
-        if routines is None or self.below is not None:
-            return False
-        self._place_memory()
-        frame.agent(by, self.space, stamp)
-        WORDS[KIND] = WRITES if write else DEFINED
-        if routines.visit_lanes(frame.ADDRESS):
-            return False
-        if not write:
-            self._readers[stamp >> COMPONENT_SHIFT] = None
-        return True
-
-    def _place(self, cells: Cells) -> None:
-        """Pass the cells to the compiled routines."""
-        self._place_memory()
-        frame.place(cells)
-
-    def _place_memory(self) -> None:
-        WORDS[TABLE], WORDS[PLANES] = self._table_at, len(self._reads)
-        WORDS[BARRIERS], WORDS[CELLS] = self._barriers_at, len(self.last)
-
-    @property
-    def all_written(self) -> bool:
-        """Whether `surely` has seen, this last time, that all cells have been written before."""
-        return not WORDS[NEVER]
-
     def writers(self, cells: Cells) -> list[int]:
         """Return the sites of the last writes, 0 for none, in ascending order."""
         if self._routines is not None and len(cells) <= len(frame.FOUND):
-            self._place(cells)
-            count = self._routines.writers(frame.ADDRESS)
+            count = self._routines.writers(self.at, cells.at, frame.FOUND_AT)
             if count >= 0:
                 return sorted(set((frame.FOUND[:count] & SITE_MASK).tolist()))
         found: list[int] = np.unique(self.last[cells.index()] & SITE_MASK).tolist()
         return found
 
-    def unread(self, cells: Cells) -> np.ndarray:
-        """Return the stamps of cells whose last write was not read."""
-        if self._routines is not None and len(cells) <= len(frame.FOUND):
-            self._place(cells)
-            count = self._routines.unread(frame.ADDRESS)
+    def unread(self, cells: Cells) -> Counter[int]:
+        """Return the sites of writes to cells that nobody has read since, and how many cells."""
+        found = Counter[int]()
+        if self._routines is not None and 2 * len(cells) <= len(frame.FOUND):
+            count = self._routines.unread(self.at, cells.at, frame.FOUND_AT)
             if count >= 0:
-                return frame.FOUND[:count]
+                pairs = frame.FOUND[: 2 * count].tolist()
+                for site, times in zip(pairs[::2], pairs[1::2], strict=True):
+                    found[site] += times
+                return found
         where = cells.index()
         last = self.last[where]
         fresh = last != 0
         if self._reads:
             fresh &= self._reads[0][where] == 0
-        return np.asarray(last[fresh])
+        found.update((last[fresh] & SITE_MASK).tolist())
+        return found
+
+    def give_back(self) -> None:
+        """Nobody accesses the memory any more: let other shadows use the arrays."""
+        keep((self.last, *self._reads))
+        self.last, self._reads = self.last[:0], []
+        self._words[CELLS] = self._words[PLANES] = 0
 
     def _add_plane(self) -> None:
         count = len(self._reads) + 1
-        self._reads.append(np.zeros_like(self.last) if count == 1 else blank(len(self.last)))
+        self._reads.append(zeros(len(self.last)))
         if count >= len(self._table):
             self._table = np.concatenate([self._table, np.zeros_like(self._table)])
-            self._table_at = self._table.ctypes.data
-        self._table[count] = self._reads[-1].ctypes.data
+            self._words[TABLE] = self._table.ctypes.data
+        self._table[count] = frame.address_of(self._reads[-1])
+        self._words[PLANES] = count
 
     def read(self, where: Where, by: Agent, mark: Mark, on_race: OnRace) -> None:
         check = _Check(where, by.seen(True, self.space), by, mark.lane, on_race)
         check(self.last[where])
         component = mark.stamp >> COMPONENT_SHIFT
-        self._readers[component] = None
+        self.readers[component] = None
         number, rest = 0, np.True_
         while True:
             if number == len(self._reads):
@@ -211,7 +193,7 @@ class Shadow:
             yield planes[0]
             return
         met = set[int]().union(*(each.ravel().tolist() for each in components))
-        for component in self._readers:
+        for component in self.readers:
             if component in met:
                 own = (old * (of == component) for old, of in zip(planes, components, strict=True))
                 yield reduce(np.add, own)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from ptxemu.check import frame
 from ptxemu.check.agents import Ticket, WarpClock
-from ptxemu.check.clocks import EXECUTED, ORDERED, Components, fresh, join
-from ptxemu.check.footprints import TENSOR_CELLS
+from ptxemu.check.clocks import ALL_LANES, EXECUTED, ORDERED, Components, fresh, join, stamp
+from ptxemu.check.footprints import TENSOR_CELLS, Footprint
 from ptxemu.check.shadow import Shadow
 from ptxemu.check.undefined import SharedCodes, TensorCodes
 from ptxemu.machine.async_ops import Work
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.state import Cluster, Cta, NamedBarrier, Warp, Warpgroup
+from ptxemu.native.shadow import IN_TENSOR, WRITES
 
 
 class PhaseClock:
@@ -27,6 +30,7 @@ class PhaseClock:
         self._near: np.ndarray | None = None  # the same without `far` arrivals, once there is one
         self._latest: np.ndarray | None = None  # what was told last,
         self._reached: dict[int, int] = {}  # and besides steps, by component
+        self._unknown = -1  # component of an arrival that a waiter did not know of
         self.phases: list[np.ndarray] = []
         self._near_phases: dict[int, np.ndarray] = {}  # those that differ from `phases`
         self.landing = False  # bytes are part of the current phase, and of which others they were
@@ -34,6 +38,11 @@ class PhaseClock:
         self.from_peers = False  # some arrival was of another CTA
         self.initialised = (0, 0)  # component and step of its mbarrier.init
         self.init_site = 0
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Component and step of the current phase."""
+        return self.component, len(self.phases) + 1
 
     @property
     def gathered(self) -> np.ndarray:
@@ -102,12 +111,17 @@ class PhaseClock:
         tma_pipeline_warpspec.py the producer itself has arrived at the empty barriers first."""
         if self.with_bytes[phase]:
             return False
-        told, known = self.phases[phase][EXECUTED], by.rows[EXECUTED]
+        told, known, first = self.phases[phase][EXECUTED], by.rows[EXECUTED], self._unknown
         both = min(len(told), len(known))
+        if 0 <= first < both and told[first] > known[first]:  # as nearly always
+            return False
         lacks = told[:both] > known[:both]
         if self.component < both:
             lacks[self.component] = False
-        return not np.count_nonzero(lacks) and not np.count_nonzero(told[both:])
+        if lacks.any():
+            self._unknown = int(lacks.argmax())
+            return False
+        return not np.count_nonzero(told[both:])
 
 
 MBARRIER_BYTES = 8
@@ -157,6 +171,7 @@ class CtaState:
     """State of a CTA: the accesses to its memories, and their undefined data."""
 
     def __init__(self, cta: Cta, grain: int) -> None:
+        self._routines = frame.routines()
         self.shared = Shadow(len(cta.smem) // grain, "shared")
         self.tensor = Shadow(TENSOR_CELLS, "tensor")
         self.shared_codes = SharedCodes(self.shared.last, grain)
@@ -167,6 +182,30 @@ class CtaState:
         self.reached_until: dict[int, tuple[int, int]] = {}
         self.known_at_end: np.ndarray | None = None
         self.ended = False
+        self._accesses: dict[Footprint, tuple[array[int], int]] = {}  # for `visit_all`
+
+    def surely(self, footprint: Footprint, ticket: Ticket) -> tuple[int, int]:
+        """Record accesses of an operation, while each is ordered after all it depends on.
+
+        Returns how many were, and 1 if what they read of shared memory had not all been written.
+        """
+        routines, shared, tensor = self._routines, self.shared, self.tensor
+        if routines is None or shared.below is not None or tensor.below is not None:
+            return 0, 0
+        found = self._accesses.get(footprint)
+        if found is None:
+            words: list[int] = []
+            for cells, of_tensor, write in footprint.accesses:
+                kind = IN_TENSOR * of_tensor | WRITES * write
+                words += (tensor if of_tensor else shared).at, cells.at, kind
+            found = self._accesses[footprint] = frame.words(*words)
+        count, by = len(footprint.accesses), (ticket.at("shared"), ticket.at("tensor"))
+        mark = stamp(ticket.component, ticket.step, ALL_LANES, ticket.site)
+        done = routines.visit_all(found[1], count, *by, *ticket.in_order, mark, ticket.lane)
+        for _, of_tensor, write in footprint.accesses[: done >> 1]:
+            if not write:
+                (tensor if of_tensor else shared).readers[ticket.component] = None
+        return done >> 1, done & 1
 
 
 class States:
@@ -191,6 +230,15 @@ class States:
 
     def cta_started(self, cta: Cta) -> None:
         self.ctas[cta] = CtaState(cta, self.grain)
+
+    def cta_ended(self, cta: Cta) -> None:
+        """Give back the shadows of a cluster that has ended, if none of its work is outstanding."""
+        ctas = [self.ctas[each] for each in cta.cluster.ctas]
+        working = (ticket.agent.cta.cluster for ticket in self.tickets.values())
+        if all(each.ended for each in ctas) and cta.cluster not in working:
+            for each in ctas:
+                each.shared.give_back()
+                each.tensor.give_back()
 
     def start_warp(self, w: Warp) -> None:
         self.clocks[w] = WarpClock(self.components(w.cta), w)

@@ -11,8 +11,10 @@ block, which continues in a form that reports the effect of each instruction (`c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import reduce
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, reduce
+from itertools import compress
 from operator import or_
 
 import numpy as np
@@ -20,14 +22,14 @@ import numpy as np
 from ptxemu.check.findings import Findings
 from ptxemu.check.undefined import CODE, NEVER, rescale
 from ptxemu.codegen import registry
-from ptxemu.codegen.flow import METADATA, Flow, UndefinedRead
+from ptxemu.codegen.flow import METADATA, Flow, UndefinedRead, names
 from ptxemu.codegen.namespace import bits_mask, mask_bits
 from ptxemu.findings import Access, Finding, place_of
 from ptxemu.machine.state import Warp
 from ptxemu.numerics import PerLane
 from ptxemu.ops.warp import shuffle_lanes
 from ptxemu.ops.warp_mma import metadata_lanes
-from ptxemu.syntax.tree import Vec
+from ptxemu.syntax.tree import Instr, Vec
 
 # Propagation of undefined data between registers.
 #
@@ -399,16 +401,50 @@ class Origins:
         return self._findings.sites[site].root in _BRANCHES
 
 
+class Padding:
+    """Loads of undefined data into registers that no instruction reads.
+
+    A compiler loads four words where a structure has three.
+    """
+
+    def __init__(self, sites: Sequence[Instr]) -> None:
+        self._sites = sites
+        self._answers: dict[tuple[int, bytes], bool] = {}
+
+    @cached_property
+    def _named(self) -> Counter[str]:
+        """How often instructions name each register."""
+        operands = ((*instr.operands, instr.guard) for instr in self._sites)
+        return Counter(name for each in operands for operand in each for name in names(operand))
+
+    def takes(self, site: int, codes: np.ndarray) -> bool:
+        """Whether only such registers get undefined data; codes: as for `Registers.load`."""
+        key = site, codes.tobytes()
+        if key not in self._answers:
+            self._answers[key] = self._takes(site, codes)
+        return self._answers[key]
+
+    def _takes(self, site: int, codes: np.ndarray) -> bool:
+        instr = self._sites[site]
+        targets = instr.operands[0] if instr.root == "ld" else None
+        if not isinstance(targets, Vec) or len(codes) % len(targets.items):
+            return False
+        undefined: list[bool] = np.any(rescale(codes, len(targets.items)), axis=1).tolist()
+        found = (names(target) for target in compress(targets.items, undefined))
+        return all(self._named[name] == 1 for target in found for name in target)
+
+
 class RegisterFlow:
     """The `codegen.tainted.Follower` of a warp. flows: of the program's instructions, by site."""
 
-    def __init__(self, w: Warp, flows: dict[int, Flow], origins: Origins) -> None:
+    def __init__(self, w: Warp, flows: dict[int, Flow], origins: Origins, padding: Padding) -> None:
         self.registers = Registers()
         self.masks = self.registers.masks
         self.following = False
         self._w = w
         self._flows = flows
         self._origins = origins
+        self._padding = padding
 
     def flow(self, sites: tuple[int, ...], mb: int, *values: object) -> None:
         registers, masks = self.registers, self.masks
@@ -456,7 +492,9 @@ class RegisterFlow:
 
     def load(self, lanes: np.ndarray | slice, codes: np.ndarray, extent: Extent) -> None:
         """The instruction reads undefined data: codes [row, lane]."""
-        if not self.following:
-            raise UndefinedRead
         w = self._w
+        if not self.following:
+            if self._padding.takes(w.at, codes):
+                return
+            raise UndefinedRead
         self.registers.load(lanes, self._origins.named(codes, w.at, w.label, extent))

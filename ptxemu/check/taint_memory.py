@@ -11,7 +11,7 @@ from ptxemu.check.agents import Ticket
 from ptxemu.check.findings import Findings
 from ptxemu.check.footprints import Cells, Where, byte_cells
 from ptxemu.check.state import CtaState, States
-from ptxemu.check.taint import Extent, Origins, RegisterFlow
+from ptxemu.check.taint import Extent, Origins, Padding, RegisterFlow, Registers
 from ptxemu.check.undefined import CODE, NEVER, rescale
 from ptxemu.codegen.flow import METADATA, Flow
 from ptxemu.machine.listener import Place
@@ -34,16 +34,22 @@ _ALL_LANES = slice(None)
 class Taint:
     """Follows undefined data between registers and memories."""
 
-    def __init__(self, states: States, findings: Findings, flows: dict[int, Flow]) -> None:
+    def __init__(
+        self, states: States, findings: Findings, flows: dict[int, Flow], padding: Padding
+    ) -> None:
         self._states = states
         self._sites = findings.sites
         self._grain = states.grain
         self._flows = flows
         self._origins = Origins(findings)
+        self._padding = padding
         self._of: dict[Warp, RegisterFlow] = {}
 
     def start_warp(self, w: Warp) -> None:
-        self._of[w] = w.follower = RegisterFlow(w, self._flows, self._origins)
+        self._of[w] = w.follower = RegisterFlow(w, self._flows, self._origins, self._padding)
+
+    def registers(self, w: Warp) -> Registers:
+        return self._of[w].registers
 
     # -- shared and local memory, by ordinary instructions ------------------------------------
 
@@ -153,14 +159,21 @@ class Taint:
         self._cta(w.cta).tensor_codes.forget(column, count)
         self._write(w, w.cta, self._bytes(told, 4), None)
 
-    def multiply(self, ticket: Ticket, ctas: Sequence[Cta], mma: Mma, *, written: bool) -> None:
+    def multiply(
+        self,
+        ticket: Ticket,
+        ctas: Sequence[Cta],
+        mma: Mma,
+        product: footprints.Product,
+        *,
+        written: bool,
+    ) -> None:
         """tcgen05.mma. A row of D is undefined where one of A or of its scale factors is, a column
         where a row of B is. Metadata of a sparse A must not be. written: all of the operands in
         shared memory is known to have been."""
         instr, group = mma.instr, len(ctas)
-        if written and not (mma.scales or mma.shift or mma.metadata is not None):
-            cells = footprints.product(mma, group, self._grain)
-            if not any(self._suspected(cta, cells) for cta in ctas):
+        if written and not mma.shift and mma.metadata is None:
+            if not any(self._suspected(cta, product) for cta in ctas):
                 return
         n, m = instr.n // group, instr.m // group
         b_codes = [self._operand(ticket, cta, mma.b, instr.shape_of_b(group)) for cta in ctas]
@@ -192,11 +205,11 @@ class Taint:
                 codes = np.maximum(codes, part[:, None])
             memory.accumulate(mma.d, instr, group, codes, kept[rank])
 
-    def _suspected(self, cta: Cta, cells: footprints.Product) -> bool:
+    def _suspected(self, cta: Cta, product: footprints.Product) -> bool:
         """Whether undefined data may have been stored where an MMA reads or writes."""
-        state = self._cta(cta)
+        state = self._states.ctas[cta]
         stored = state.shared_codes.stored is not None
-        return stored or state.tensor_codes.suspects & cells.tensor != 0
+        return stored or state.tensor_codes.suspects & product.tensor != 0
 
     def fill(
         self, ticket: Ticket, ctas: Sequence[Cta], address: int, desc: SmemDesc, shape: Fill

@@ -42,7 +42,7 @@ def keep(text: str, entry: str) -> Path | None:
     try:
         GUARD.make(path.parent)
         write_whole(path, text.encode())
-        kept = sorted(path.parent.glob("*.ptx"), key=lambda p: p.stat().st_mtime)
+        kept = sorted(path.parent.glob("*.ptx"), key=_written_at)
         for old in kept[:-_KEPT_FILES]:
             for kind in (".ptx", *MACHINE_CODE):
                 old.with_suffix(kind).unlink(missing_ok=True)
@@ -50,6 +50,14 @@ def keep(text: str, entry: str) -> Path | None:
         warn(error)
         return None
     return path
+
+
+def _written_at(path: Path) -> float:
+    """Time of the last change; 0 for a file that another process has just removed."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 # What each warp of a CTA does, in a few words.

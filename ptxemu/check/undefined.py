@@ -36,7 +36,7 @@ class SharedCodes:
         self.last = last
         self.grain = grain
         self.stored: np.ndarray | None = None
-        self._defined: set[tuple[Any, ...]] = set()  # operands that need no further look
+        self._defined: set[tuple[Any, ...]] = set()  # matrices that need no further look
 
     def read(self, where: Where) -> np.ndarray | None:
         """Return the codes of cells; None if all are defined."""
@@ -73,7 +73,11 @@ class SharedCodes:
 
     def words(self, desc: SmemDesc, shape: tuple[int, int]) -> np.ndarray | None:
         """The code of each 32-bit word of a matrix of (rows, bytes of a row)."""
+        key = (desc, *shape)
+        if self.stored is None and key in self._defined:
+            return None
         if self.read(footprints.matrix_cells(desc, shape, self.grain).index()) is None:
+            self._defined.add(key)
             return None
         return rescale(self._matrix(desc, shape, False).T, shape[1] // 4).T
 
@@ -99,7 +103,7 @@ class TensorCodes(Tmem):
         super().__init__()
         self.suspects = (1 << TENSOR_CELLS) - 1
 
-    def _check_mask(self, mask: int) -> None:
+    def require(self, mask: int) -> None:
         """Do nothing: the memory checks whether columns are allocated."""
 
     def forget(self, column: int, count: int) -> None:

@@ -82,10 +82,13 @@ class Unused:
         """Cells of tensor memory are about to be written."""
         self._write(site, self._states.ctas[cta].tensor, cells)
 
-    def multiplies(self, site: int, ctas: Sequence[Cta], mma: Mma) -> None:
+    def multiplies(
+        self, site: int, ctas: Sequence[Cta], mma: Mma, product: footprints.Product
+    ) -> None:
         """Before an MMA."""
+        if mma.accumulate and (site, product) in self._products:
+            return
         instr, group = mma.instr, len(ctas)
-        product = footprints.product(mma, group, self._states.grain)
         for cta in ctas:
             if not mma.accumulate:
                 self.fills(site, cta, product.d)
@@ -109,13 +112,8 @@ class Unused:
 
     def _give_up(self, shadow: Shadow, cells: Cells, by: int = 0) -> None:
         """Count the unread contents of cells, which end or are overwritten by write `by`."""
-        unread = shadow.unread(cells)
-        if len(unread) and (unread == unread[0]).all():
-            self._lost[int(unread[0]) & SITE_MASK, by] += len(unread)
-        elif len(unread):
-            sites, counts = np.unique(unread & SITE_MASK, return_counts=True)
-            for site, count in zip(sites.tolist(), counts.tolist(), strict=True):
-                self._lost[site, by] += count
+        for site, count in sorted(shadow.unread(cells).items()):
+            self._lost[site, by] += count
 
     def _look(self, site: int, cta: Cta, desc: SmemDesc, shape: tuple[int, int, str, bool]) -> None:
         """Whether an operand has the swizzle that it was copied with."""
@@ -231,7 +229,7 @@ def _unread(
         chunks = range(block.start >> 20, (block.end - 1 >> 20) + 1)
         near = {id(p): p for c in chunks for p in shadow.reads.get(c, ())}.values()
         pieces = [p for p in near if p.low < block.end and p.high > block.start]
-        if not pieces or any((last != 0).any() for last in shadow.stamps(block.start, block.end)):
+        if not pieces or shadow.written(block.start, block.end)[0]:
             continue
         starts, ends = _gaps(pieces, block.start, size)
         count = int((ends - starts).sum())

@@ -43,6 +43,7 @@ def analysed(entry: Entry, blocks: list[Block], symbols: dict[str, tuple[str, in
     registers.settle()
     defs = [lower.defs for lower in lowered]
     liveness(blocks, [lower.uses for lower in lowered], defs)
+    registers.put_first(set().union(*(block.live_in for block in blocks)))
     live_scalars = [
         frozenset(n for n in block.live_in if not registers.always_varying(n)) for block in blocks
     ]
@@ -71,6 +72,7 @@ def lower_steps(
     lower: Lower,
     emit: Callable[[Step], None] | None = None,
     before: Callable[[Lower, int], None] | None = None,
+    without: int = 0,
 ) -> None:
     """Emit the steps of a block, up to the first one that is an error, which is raised.
 
@@ -78,8 +80,10 @@ def lower_steps(
         lower: context of the block.
         emit: called instead of `Step.emit`.
         before: called with the position of each step.
+        without: number of steps at the end that are left out.
     """
-    for position, step in enumerate(lower.block.steps):
+    steps = lower.block.steps
+    for position, step in enumerate(steps[: len(steps) - without]):
         if step.error is not None:
             raise step.error
         if before is not None:

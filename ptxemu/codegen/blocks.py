@@ -15,7 +15,7 @@ from typing import Any
 
 from ptxemu.codegen import registry
 from ptxemu.errors import PtxSyntaxError, UnsupportedPtx
-from ptxemu.syntax.tree import Addr, Entry, Instr, Not, Reg, Special, Sym, Vec
+from ptxemu.syntax.tree import Addr, Entry, Instr, Not, Pair, Reg, Special, Sym, Vec
 
 # Which instructions a `.target` does not have, by their opcodes.
 #
@@ -160,6 +160,31 @@ class Block:
         straight = straight and not self.jump
         return self.index + 1 if straight and at_once and not self.members else -1
 
+    @cached_property
+    def election(self) -> int:
+        """Number of steps at the end by which all lanes but one of the warp skip the next block.
+
+        They are elect.sync among all lanes, perhaps not.pred, and the branch; 0 if the block ends
+        in another way, or if something else reads their results.
+        """
+        if self.guard is None or self.branch != self.index + 2:
+            return 0
+        negated = isinstance(self.guard, Not)
+        register = self.guard.reg if isinstance(self.guard, Not) else self.guard
+        written, count = [register.name], 2
+        instrs = [step.instr for step in self.steps[-3:]]
+        if len(instrs) > 2 and instrs[1].opcode == "not.pred" and instrs[1].operands[0] == register:
+            register, negated, count = instrs[1].operands[1], not negated, 3
+            written += [register.name] if isinstance(register, Reg) else []
+        # The guard of a single instruction is no step of the block before it.
+        if not negated or len(instrs) < count or instrs[-1].root != "bra":
+            return 0
+        if not _elects(instrs[-count], register):
+            return 0
+        leader = instrs[-count].operands[0].first
+        written += [leader.name] if leader is not None else []
+        return 0 if self.live_out.intersection(written) else count
+
     @property
     def successors(self) -> list[int]:
         after = list(dict.fromkeys(self.targets))
@@ -170,6 +195,13 @@ class Block:
         if (self.branch is None and not self.exits) or self.guard is not None:
             after.append(self.index + 1)
         return after
+
+
+def _elects(instr: Instr, register: object) -> bool:
+    """Whether an instruction writes to the register which of all lanes is elected."""
+    target = instr.operands[0] if instr.operands else None
+    chosen = isinstance(target, Pair) and isinstance(register, Reg) and target.second == register
+    return instr.root == "elect" and chosen and _member_mask(instr, "elect.sync") is None
 
 
 class _Builder:

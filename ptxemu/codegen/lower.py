@@ -260,6 +260,7 @@ class Lower:
         else:
             text = vector if scalar is None or not uniform else scalar
         node = Node(text, srcs, (out,), pure=True, wide=wide and not uniform, instr=self.instr)
+        node.lanes = vector if uniform and scalar is None else ""
         out.node = node
         self.nodes.append(node)
         return out
@@ -427,9 +428,11 @@ class Lower:
                 self.registers.alias(destination.name, source.name)
             self._bind(destination.name, value)
 
-    def finish(self) -> tuple[list[Store], Value | None]:
-        """Live-out register slots as (register, slot, value), and the terminator's guard."""
-        guard = None if self.block.guard is None else self.src(self.block.guard, "pred")
+    def finish(self, *, guarded: bool = True) -> tuple[list[Store], Value | None]:
+        """Live-out register slots as (register, slot, value), and the terminator's guard, if it is
+        wanted."""
+        wanted = self.block.guard if guarded else None
+        guard = None if wanted is None else self.src(wanted, "pred")
         stores = []
         for name in sorted(self.defs & self.block.live_out):
             slots, value = self.registers.slots(name), self.env[name]

@@ -22,6 +22,7 @@ from ptxemu.native.lanes import OPERATIONS, Ballot, Lanes, Reduction, Shuffle
 from ptxemu.native.memory import ACCESSES, Access, TensorAccess
 from ptxemu.native.recipes import Recipe, Ref, recipe
 
+_MANY_CELLS = 256  # beyond it they are left to values of lanes
 _CELL_OF = {"f": "d", "s": "q", "u": "Q", "p": "Q"}  # the type of a scalar's cell
 
 
@@ -243,6 +244,8 @@ class NativeWriter(BlockWriter):
     def _pure(self, node: Node) -> None:
         self.instr = node.instr
         out = node.outs[0]
+        if node.lanes and self._of_first_lane(node):
+            return
         if out.uniform or (node.view and node.srcs[0] not in self.homes):
             self._single(node)  # of two names of lanes that are yet to come
             return
@@ -250,6 +253,20 @@ class NativeWriter(BlockWriter):
         uniform = tuple(value.uniform for value in node.srcs)
         found = recipe(node.text, types, uniform, DTYPE[out.type])
         self.homes[out] = self._by_recipe(node, found) if found else self._by_numpy(node)
+
+    def _of_first_lane(self, node: Node) -> bool:
+        """A scalar that primitives compute faster for all lanes than numpy does for one."""
+        out = node.outs[0]
+        types = tuple(DTYPE[value.type] for value in node.srcs)
+        found = recipe(node.lanes, types, (False,) * len(types), DTYPE[out.type])
+        if found is None or out.type not in ("f32", "f64") or self.cells > _MANY_CELLS:
+            return False
+        before, self.borrows = self.borrows, True
+        lane = self._lent(self._by_recipe(node, found), DTYPE[out.type])
+        self.borrows = before
+        out.expr = self._assign(f"item_f32({lane})" if out.type == "f32" else f"{lane}.item(0)")
+        node.emitted = True
+        return True
 
     def _by_recipe(self, node: Node, found: Recipe) -> Home:
         results: list[Home] = []

@@ -88,6 +88,7 @@ def compiled(source: str, file: str) -> bytes:
 
 PARKED = -1  # the block could not go on; run it again when woken
 EXITED = -2  # no lane of the fragment is left
+ELECTED = -4  # the first lane alone executes the next block
 SMEM_RESERVED = 1024  # the first KiB of shared memory belongs to the system on sm_90 and later
 
 
@@ -196,6 +197,7 @@ class Program:
         self.lengths = [len(block.steps) for block in self.blocks]
         self.fast: list[Callable[..., Any]] = [self._stub(block.index) for block in self.blocks]
         self.versions: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self.awaited: set[tuple[Any, ...]] = set()  # versions that other processes have executed
         self._skirts: dict[int, tuple[int, Callable[..., Any]]] = {}
         # the same in the form of `codegen.tainted`, and the flows of the instructions in them
         self._tainted: dict[tuple[Any, ...], Callable[..., Any]] = {}
@@ -208,7 +210,6 @@ class Program:
         self.written: dict[Key, Written] = {}
         self.fresh = 0  # how many of them are of this process
         self.probes: Prober | None = None  # set before any block is compiled
-        self.initial = self._initial_registers()
 
     @cached_property
     def shared_grain(self) -> int:
@@ -221,13 +222,20 @@ class Program:
         return self._grain("shared")
 
     def _grain(self, other: str) -> int:
-        sizes = [4]
+        """other: one of the spaces that do not count."""
+        sizes, others = [4], {other, "param", "local"}
         for instr in self.sites:
-            if instr.root in ("ld", "st", "atom", "red", "wmma") and other not in instr.parts:
+            if instr.root in ("ld", "st", "atom", "red", "wmma") and others.isdisjoint(instr.parts):
                 sizes += [TYPE_BITS[part] // 8 for part in instr.parts[-1:] if part in TYPE_BITS]
         return max(min(sizes), 1)
 
     # -- registers --------------------------------------------------------------------------
+
+    @cached_property
+    def crossing(self) -> list[str]:
+        """Registers that go from block to block."""
+        alive = set[str]().union(*(block.live_in for block in self.blocks))
+        return [name for name in self.entry.registers if name in alive]
 
     def _arrays(self) -> dict[int, str]:
         """Slots of registers that are always arrays and go from block to block, with numpy's types.
@@ -235,28 +243,28 @@ class Program:
         Registers whose arrays may be filled later are not among them.
         """
         pending = frozenset[str]().union(*self.pending) if self.late else frozenset[str]()
-        crossing = set[str]().union(*(b.live_in for b in self.blocks))
-        crossing.update(*(b.live_out for b in self.blocks))
         return {
             slot: DTYPE[type_]
-            for name in self.entry.registers
-            if name in crossing
-            and self.registers.always_varying(name)
-            and self.registers.root(name) not in pending
+            for name in self.crossing
+            if self.registers.always_varying(name) and self.registers.root(name) not in pending
             for slot, type_ in self.registers.slots(name)
         }
 
-    def _initial_registers(self) -> list[Any]:
-        """Registers start undefined, which is legal: zero, or zeros where always an array."""
-        values: list[Any] = [None] * self.registers.slot_count
+    @cached_property
+    def initial(self) -> list[Any]:
+        """Registers start undefined, which is legal: zero, or zeros where always an array.
+
+        Those of one block alone have the highest slots, and no value that only a probe would read.
+        """
+        values: dict[int, Any] = {}
         zeros = {"pred": False, "f32": 0.0, "f64": 0.0}
-        for name in self.entry.registers:
+        for name in self.crossing if self.probes is None else self.entry.registers:
             for slot, type_ in self.registers.slots(name):
                 if self.registers.always_varying(name):
                     values[slot] = namespace.ZEROS[type_]
                 else:
                     values[slot] = zeros.get(type_, 0)
-        return values
+        return [values[slot] for slot in range(len(values))]
 
     # -- compilation ------------------------------------------------------------------------
 
@@ -276,6 +284,14 @@ class Program:
                 function = tainted.switching(self, key, function)
             self.versions[key] = function
         return self.versions[key]
+
+    def prepare(self) -> None:
+        """Generate the versions that other processes have executed in earlier launches."""
+        for index, partial, nonuniform in self.awaited - self.versions.keys():
+            function = self.version(index, partial, nonuniform)
+            if not partial and not nonuniform:
+                self.fast[index] = function
+        self.awaited.clear()
 
     def skirt(self, index: int) -> tuple[int, Callable[..., Any]]:
         """Return where a block always goes on, at once, or -1; and the block for some lanes."""
@@ -324,23 +340,25 @@ class Program:
         )
         failure = None
         narrator = tainted.Narrator(lower, self.site_of, self.flows) if follows else None
+        election = block.election if self._may_elect(partial) else 0
         try:
             lower_steps(
                 lower,
                 narrator.tell if narrator else None,
                 self.probes.place if self.probes else None,
+                election,
             )
             if narrator:
                 narrator.finish(self.blocks[min(index + 1, len(self.blocks) - 1)])
         except PtxEmuError as error:
             failure = error
-        stores, guard = ([], None) if failure else lower.finish()
+        stores, guard = ([], None) if failure else lower.finish(guarded=not election)
         writer.load(lower.nodes)
         writer.run(lower.nodes)
         if failure:
             writer.line("raise FAILURE")  # after what can be executed before it
         else:
-            self._finish(writer, lower, stores, guard)
+            self._finish(writer, lower, stores, guard, elects=election > 0)
         body = "\n    ".join(writer.lines)
         body = body.replace("<mb>", "mb" if partial else "0xffffffff")
         body = body.replace("<m>", "m" if partial else "None")
@@ -373,8 +391,18 @@ class Program:
         self.flows.update(written.flows_of(self.sites))
         return written.function(scope)
 
+    def _may_elect(self, partial: int) -> bool:
+        """Whether nobody has to hear of an election among the lanes of a whole warp."""
+        return not partial and not self.checked and self.probes is None
+
     def _finish(
-        self, writer: BlockWriter, lower: Lower, stores: list[Store], guard: Value | None
+        self,
+        writer: BlockWriter,
+        lower: Lower,
+        stores: list[Store],
+        guard: Value | None,
+        *,
+        elects: bool,
     ) -> None:
         """Live-out registers back to their slots, then the terminator."""
         values = [value for _, _, value in stores]
@@ -387,6 +415,8 @@ class Program:
         if lower.block.jump:
             writer.instr = lower.block.steps[-1].instr
             writer.line(self._jump(jump, lower.block, "mb" if lower.partial else "0xffffffff"))
+        elif elects:
+            writer.line(f"return {ELECTED}")
         else:
             writer.line(self._terminator(condition, lower.block, guard, lower.partial))
 

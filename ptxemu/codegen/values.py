@@ -82,6 +82,7 @@ class Node:
     parks: bool = False  # returns None when the warp has to wait
     instr: object = None  # where it comes from, for errors
     emitted: bool = False
+    lanes: str = ""  # of a result for one lane by arrays: the same for all lanes
     repeatable: bool = False  # a step that depends on its operands alone and changes nothing
     flow: bool = False  # tells a checker of undefined data; no step of the block itself
 
@@ -266,6 +267,14 @@ class RegisterFile:
         first = self.slot_count
         self.slot_count += len(types)
         return tuple((first + k, type_) for k, type_ in enumerate(types))
+
+    def put_first(self, names: set[str]) -> None:
+        """Give these registers the lowest slots."""
+        self.slot_count = 0
+        for name in sorted(self._slots, key=lambda name: name not in names):
+            first, types = self.slot_count, [type_ for _, type_ in self._slots[name]]
+            self._slots[name] = tuple((first + k, type_) for k, type_ in enumerate(types))
+            self.slot_count += len(types)
 
     def _spread_varying(self) -> None:
         """Registers that depend, through any definition, on what differs between lanes."""

@@ -12,14 +12,19 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
+from importlib import import_module
 from io import UnsupportedOperation
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ptxemu.host import gpus
 from ptxemu.host.patching import environment, on_arrival, patched
 from ptxemu.host.runtime_symbols import Launcher
 
+if TYPE_CHECKING:  # with numpy, and `--help` does without
+    from ptxemu.host.libcuda import Driver
+
 KNOWN = "Cache is disabled"  # a warning of the DSL, where it keeps PTX
+_HELION_IGNORES = "HELION_IGNORE_WARNINGS"
 _PREFIXES = ("CUTE_DSL", "CUTE_EXPERIMENTAL_DSL")
 
 
@@ -49,8 +54,14 @@ def machine_with_gpu(launcher: Launcher, gpu: gpus.Gpu | None = None) -> Iterato
             _pretend_for_dsl(stack, launcher)
         if _is_installed("torch"):
             _pretend_for_torch(stack)
-        stack.enter_context(driver_library(launcher))
-        stack.enter_context(on_arrival({"triton": lambda: _pretend_for_triton(stack, launcher)}))
+        driver = stack.enter_context(driver_library(launcher))
+        then = {
+            "triton": lambda: _pretend_for_triton(stack, launcher),
+            "helion": lambda: _pretend_for_helion(stack),
+        }
+        if driver is not None:
+            then["cupy_backends"] = lambda: _pretend_for_cupy(stack, driver)
+        stack.enter_context(on_arrival(then))
         with suppress(UnsupportedOperation):  # where stderr is no file, as in a notebook
             faulthandler.enable()  # the DSL's own handler would hide where Python was
         yield
@@ -88,6 +99,22 @@ def _pretend_for_triton(stack: ExitStack, launcher: Launcher) -> None:
     from ptxemu.host.triton_driver import triton_without_gpu
 
     stack.enter_context(triton_without_gpu(launcher))
+
+
+def _pretend_for_helion(stack: ExitStack) -> None:
+    """Silence Helion's warning about tensors that are not on the GPU.
+
+    It traces with fake tensors, whose device torch itself keeps, and that is the CPU here.
+    """
+    if hasattr(import_module("helion.exc"), "WrongDevice"):
+        names = [*filter(None, os.environ.get(_HELION_IGNORES, "").split(",")), "WrongDevice"]
+        stack.enter_context(environment({_HELION_IGNORES: ",".join(names)}))
+
+
+def _pretend_for_cupy(stack: ExitStack, driver: Driver) -> None:
+    from ptxemu.host.cupy_runtime import cupy_without_runtime
+
+    stack.enter_context(cupy_without_runtime(driver))
 
 
 def _pretend_for_dsl(stack: ExitStack, launcher: Launcher, *, lines: bool = False) -> None:

@@ -3,8 +3,8 @@
 The library is written by `shared_library`; its functions are Python. It has one GPU, one context,
 memory of the host, streams without work, and modules of PTX. A launch goes to the launcher of the
 pretence. Machine code cannot be executed: a cubin is refused with CUDA_ERROR_NO_BINARY_FOR_GPU.
-Programs that use the CUDA runtime library (CuPy among them) are not expected to run, since the
-runtime asks the driver for tables that are not documented.
+Programs that use the CUDA runtime library are not expected to run, since the runtime asks the
+driver for tables that are not documented; `cupy_runtime` replaces it for CuPy.
 """
 
 from __future__ import annotations
@@ -251,13 +251,19 @@ class Driver:
         _put(pointer, host)
 
     def MemGetAddressRange(self, base: int, size: int, pointer: int) -> None:
+        found = self.allocation_at(pointer)
+        if found is None:
+            raise _Failed(_INVALID_VALUE, f"no allocation has the address 0x{pointer:x}")
+        _put(base, found[0])
+        _put(size, found[1])
+
+    def allocation_at(self, pointer: int) -> tuple[int, int] | None:
+        """Return start and bytes of the allocation that holds an address."""
         for start, memory in self._memory.items():
             nbytes = memory.nbytes - _ALIGNMENT
             if start <= pointer < start + max(nbytes, 1):
-                _put(base, start)
-                _put(size, nbytes)
-                return
-        raise _Failed(_INVALID_VALUE, f"no allocation has the address 0x{pointer:x}")
+                return start, nbytes
+        return None
 
     def PointerGetAttribute(self, value: int, attribute: int, pointer: int) -> None:
         answers = {1: _CONTEXT, 2: _KIND_DEVICE, 3: pointer, 4: pointer, 9: 0}
@@ -466,6 +472,9 @@ class Driver:
 # Arguments of those whose methods do not name all.
 _COUNTS = {"TensorMapEncodeTiled": 12, "TensorMapEncodeIm2col": 15, "LibraryLoadData": 8,
            "LinkAddData": 8, "LaunchKernel": 11, "LaunchCooperativeKernel": 10}  # fmt: skip
+# What programs still call at the end of the process; an error there is printed, if not more.
+_ENDS = ("ModuleUnload", "LibraryUnload", "MemFree", "StreamDestroy", "EventDestroy")
+_HARMLESS = {f"cu{name}{version}" for name in _ENDS for version in ("", "_v2")}
 # Suffixes of the driver's names: what is used of the arguments is the same in all versions, but for
 # one function, which has a method for each.
 _VERSIONS = ("", "_v2", "_v3", "_v4")
@@ -473,20 +482,21 @@ _OTHER = ("GetProcAddress", "_v2")
 
 
 @contextmanager
-def driver_library(launcher: Launcher) -> Iterator[None]:
-    """Load the library, where the machine can: Linux on x86-64.
+def driver_library(launcher: Launcher) -> Iterator[Driver | None]:
+    """Load the library, where the machine can: Linux on x86-64. Yields its functions, or None.
 
     After the block it stays loaded, since programs keep the addresses of its functions; they then
     return CUDA_ERROR_NO_DEVICE. Where a libcuda was loaded before, programs go on with that.
     """
     if platform.machine() != "x86_64" or sys.platform != "linux":
-        yield
+        yield None
         return
     if _state.library is None:
         _state.load()
-    _state.begin(Driver(launcher))
+    driver = Driver(launcher)
+    _state.begin(driver)
     try:
-        yield
+        yield driver
     finally:
         _state.end()
 
@@ -510,7 +520,7 @@ class _State:
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         path = folder / "libcuda.so.1"
         shared_library.written(path, path.name, [*callbacks], _NO_DEVICE)
-        self.library = shared_library.Library(path, [*callbacks])
+        self.library = shared_library.Library(path, [*callbacks], _HARMLESS)
         self._callbacks = [*callbacks.values()]
         atexit.register(self.library.rest)
 

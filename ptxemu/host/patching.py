@@ -12,7 +12,7 @@ from contextvars import ContextVar, copy_context
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 if TYPE_CHECKING:
     from ptxemu.host.runtime_symbols import Launcher
@@ -67,28 +67,49 @@ def on_arrival(actions: Mapping[str, Callable[[], None]]) -> Iterator[None]:
     for name, act in actions.items():
         if name not in awaited:
             act()
-    finder = _Finder(awaited)
-    sys.meta_path.insert(0, finder)
+    before, finder = sys.meta_path, _Finder(awaited)
+    sys.meta_path = _FinderFirst([finder, *before])
     try:
         yield
     finally:
-        sys.meta_path.remove(finder)
+        before[:] = [each for each in sys.meta_path if each is not finder]
+        sys.meta_path = before
+
+
+class _FinderFirst(list[Any]):
+    """Finders whose first one stays first: pytest inserts its own later, in front of all."""
+
+    def insert(self, index: SupportsIndex, finder: Any) -> None:
+        super().insert(max(int(index), 1), finder)
 
 
 class _Finder(MetaPathFinder):
-    """Finds nothing by itself: it gives the others' loaders something to do afterwards."""
+    """Finds nothing by itself: it gives the others' loaders something to do afterwards.
+
+    A search is no import: torch asks whether there is a module `triton` long before a script
+    imports it. So a module is awaited until it is executed.
+    """
 
     def __init__(self, awaited: dict[str, Callable[[], None]]) -> None:
         self._awaited = awaited
+        self._searched: set[str] = set()  # names that the other finders look for now
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        act = self._awaited.pop(fullname, None)
-        if act is None:
+        if fullname not in self._awaited or fullname in self._searched:
             return None
-        spec = importlib.util.find_spec(fullname)
+        self._searched.add(fullname)
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._searched.remove(fullname)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, act)
+            spec.loader = _Loader(spec.loader, lambda: self._arrived(fullname))
         return spec
+
+    def _arrived(self, name: str) -> None:
+        act = self._awaited.pop(name, None)
+        if act is not None:
+            act()
 
 
 class _Loader(Loader):

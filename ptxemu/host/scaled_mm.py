@@ -33,12 +33,15 @@ def scaled_mm(a: Any, b: Any, scale_a: Any, scale_b: Any, *more: Any, **options:
     options |= dict(zip(("bias", "scale_result", "out_dtype"), more, strict=False))
     if block is None or options.get("scale_result") is not None:
         return NotImplemented
-    result = _product(
-        _values(a), _values(b.t()), _Factors(scale_a, block), _Factors(scale_b, block)
-    )
+    result = block_scaled(a, b.t(), scale_a, scale_b, block)
     if options.get("bias") is not None:
         result = result + options["bias"].float()
     return result.to(options.get("out_dtype") or torch.bfloat16)
+
+
+def block_scaled(a: Any, b: Any, scale_a: Any, scale_b: Any, block: int) -> Any:
+    """float32 [M, N]: A [M, K] times B [N, K], whose blocks along K have a scale factor each."""
+    return _product(_values(a), _values(b), _Factors(scale_a, block), _Factors(scale_b, block))
 
 
 def scaled_grouped_mm(a: Any, b: Any, *more: Any, **named: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ _LOAD, _DYNAMIC, _STACK = 1, 2, 0x6474E551  # kinds of segments
 _READ, _WRITE, _EXECUTE = 4, 2, 1
 _HASH, _STRTAB, _SYMTAB, _STRSZ, _SYMENT, _SONAME = 4, 5, 6, 10, 11, 14  # dynamic tags
 _GLOBAL_FUNCTION = 0x12
-_TABLE, _IDLE = "ptxemu_functions", "ptxemu_idle"  # exported, too
+_TABLE, _IDLE, _DONE = "ptxemu_functions", "ptxemu_idle", "ptxemu_done"  # exported, too
 _GLOBAL_OBJECT = 0x11
 
 
@@ -33,12 +33,16 @@ class Library:
     """A loaded library of `written`, with the same names.
 
     addresses: Of the functions, by name.
+    harmless: Functions that return 0 instead of `idle` at rest.
     """
 
-    def __init__(self, path: Path, names: Sequence[str]) -> None:
+    def __init__(self, path: Path, names: Sequence[str], harmless: Container[str] = ()) -> None:
         self.library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
         self._table = (ctypes.c_void_p * len(names)).in_dll(self.library, _TABLE)
-        self._idle = self._address(_IDLE)
+        idle, done = self._address(_IDLE), self._address(_DONE)
+        self._resting: list[ctypes.c_void_p | int | None] = [
+            done if name in harmless else idle for name in names
+        ]
         self.addresses = {name: self._address(name) for name in names}
         self.rest()
 
@@ -52,24 +56,26 @@ class Library:
             self._table[number] = ctypes.cast(function, ctypes.c_void_p).value
 
     def rest(self) -> None:
-        """Let all functions return `idle`. Some are called when the interpreter is gone."""
-        self._table[:] = [self._idle] * len(self._table)
+        """Let functions return a constant. Some are called when the interpreter is gone."""
+        self._table[:] = self._resting
 
 
 def _image(soname: str, names: list[str], idle: int) -> bytes:
     """The bytes of the file; addresses in it are offsets, since code and tables move together."""
-    strings, places = _strings([soname, *names, _TABLE, _IDLE])
-    count = len(names) + 3  # with the empty first symbol, the table and the idle function
+    resting = {_IDLE: idle, _DONE: 0}
+    functions = [*names, *resting]
+    strings, places = _strings([soname, *functions, _TABLE])
+    count = len(functions) + 2  # with the empty first symbol and the table
     at_hash = _HEADER + 4 * _SEGMENT
     at_symbols = _aligned(at_hash + 4 * (2 + 1 + count), 8)
     at_strings = at_symbols + _SYMBOL * count
     at_code = _aligned(at_strings + len(strings), 16)
-    at_data = _aligned(at_code + _JUMP * (len(names) + 1), _PAGE)
+    at_data = _aligned(at_code + _JUMP * len(functions), _PAGE)
     at_table = at_data + 16 * 8
     end = at_table + 8 * len(names)
 
     symbols = bytes(_SYMBOL)
-    for number, name in enumerate([*names, _IDLE]):
+    for number, name in enumerate(functions):
         at = at_code + _JUMP * number
         symbols += struct.pack("<IBBHQQ", places[name], _GLOBAL_FUNCTION, 0, 1, at, _JUMP)
     size = 8 * len(names)
@@ -79,7 +85,8 @@ def _image(soname: str, names: list[str], idle: int) -> bytes:
     for number in range(len(names)):
         here = at_code + _JUMP * number
         code += b"\xff\x25" + struct.pack("<i", at_table + 8 * number - here - 6) + b"\xcc\xcc"
-    code += b"\xb8" + struct.pack("<i", idle) + b"\xc3"  # mov eax, idle; ret
+    for result in resting.values():  # mov eax, result; ret
+        code += b"\xb8" + struct.pack("<i", result) + b"\xc3\xcc\xcc"
 
     tags = {_HASH: at_hash, _STRTAB: at_strings, _SYMTAB: at_symbols, _STRSZ: len(strings),
             _SYMENT: _SYMBOL, _SONAME: places[soname], 0: 0}  # fmt: skip

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ptxemu.errors import UnsupportedPtx
-from ptxemu.machine.tensor_map import encode
+from ptxemu.machine.im2col import PixelBox
+from ptxemu.machine.tensor_map import encode, encode_im2col
 
 _FLOATS = {"fp16": "<e", "fp32": "<f", "f32": "<f", "fp64": "<d"}
 _SWIZZLES = {0: "none", 1: "32B", 2: "64B", 3: "128B"}
@@ -66,23 +67,32 @@ def _descriptor(kind: str, given: Any, layout: dict[str, Any] | None) -> Iterato
 
 
 def _tensor_map(given: Any, layout: dict[str, Any]) -> bytes:
-    """Encode as Triton's fill_tma_descriptor_tiled: the innermost dimension of `given` is last."""
-    if layout.get("is_im2col"):
-        raise UnsupportedPtx("a tensor descriptor of Triton in im2col mode")
+    """Encode as Triton's fill_tma_descriptor_tiled, or _im2col: the innermost dimension of `given`
+    is last. In im2col mode the block is (pixels, channels)."""
     shape, rank = [*given.shape], len(given.shape)
     if layout["fp4_padded"]:
         shape[-1] *= 2
     element = "tf32" if getattr(given, "round_f32_to_tf32", False) else _element(layout)
     size = layout["elem_size"]
-    return encode(
+    place = (
         address_of(given.base),
         tuple(reversed(shape)),
         tuple(size * stride for stride in reversed(given.strides[: rank - 1])),
         tuple(reversed(layout["block_size"])),
-        element,
-        _SWIZZLES[layout["swizzle"]],
-        given.padding == "nan",
     )
+    common = element, _SWIZZLES[layout["swizzle"]], given.padding == "nan"
+    if layout.get("is_im2col"):
+        return encode_im2col(*place, _pixel_box(given), *common)
+    return encode(*place, *common)
+
+
+def _pixel_box(given: Any) -> PixelBox:
+    """Return the bounding box of Gluon's TensorDescriptorIm2Col."""
+    images, *inner, _ = given.element_strides or [1] * len(given.shape)
+    if images != 1:
+        raise UnsupportedPtx(f"a descriptor of Gluon in im2col mode with element stride {images}")
+    parts = given.pixel_box_lower_corner, given.pixel_box_upper_corner, inner
+    return PixelBox(*(tuple(reversed(part)) for part in parts))
 
 
 def _element(layout: dict[str, Any]) -> str:

@@ -25,6 +25,7 @@ from ptxemu.host.launch_config import LaunchAttributes, LaunchRequest, parameter
 from ptxemu.host.patching import patched
 from ptxemu.host.runtime_symbols import Launcher
 from ptxemu.host.triton_arguments import Value, flat_values, packed
+from ptxemu.host.triton_blas import CublasLt
 
 CONFIG_VARIABLE = "PTXEMU_TRITON_CONFIG"
 _PTX_VERSION = 90  # what Triton's LLVM knows at most; newer instructions are written as they are
@@ -39,6 +40,7 @@ def triton_without_gpu(launcher: Launcher) -> Iterator[None]:
     testing: Any = import_module("triton.testing")
     config: Any = import_module("triton.runtime").driver
     backends: Any = import_module("triton.backends").backends
+    compiled: Any = import_module("triton._C.libtriton")
     driver = Driver(launcher)
     before = backends["nvidia"]
     with ExitStack() as stack:
@@ -48,6 +50,7 @@ def triton_without_gpu(launcher: Launcher) -> Iterator[None]:
         stack.enter_context(patched(testing, _TESTING))
         stack.enter_context(patched(testing.Mark, {"run": _skipped}))
         stack.enter_context(patched(autotuner.Autotuner, {"_bench": _choose}))
+        stack.enter_context(patched(compiled.nvidia.cublas, {"CublasLt": CublasLt}))
         yield
 
 

@@ -55,3 +55,10 @@ class Fragment:
 
 # Who is parked on something, to be woken: a warp (`ptxemu.machine.state.Warp`) and its lanes.
 Waiters = list[tuple[Any, Fragment]]
+
+
+def not_told(w: Any, starts: np.ndarray, mb: int, nbytes: int, write: bool) -> bool:
+    """Whether all listeners have heard of an ordinary access of the CTA's shared memory by the
+    lanes of `mb`, `nbytes` at each of `starts`, uint32 [32], and there is nothing more to it: then
+    it is in bounds, and a primitive does it. Where a listener knows that, it replaces this."""
+    return False

@@ -80,15 +80,13 @@ class MBarrier:
         work = self.units.acting if self.units is not None else None
         if work is not None and work.warp:
             agent, site = work.warp, work.site
-        key, phase = (kind, agent, site), self.phase
-        signal = self.signals.get(key)
+        signal = self.signals.get((kind, agent, site))
         if signal is None:
-            signal = self.signals[key] = Signal(kind, agent, site)
-        if signal.phase != phase:
-            signal.phase, signal.now_times, signal.now_amount = phase, times, amount
-        else:
-            signal.now_times += times
-            signal.now_amount += amount
+            signal = self.signals[kind, agent, site] = Signal(kind, agent, site)
+        if signal.phase != self.phase:
+            signal.phase, signal.now_times, signal.now_amount = self.phase, 0, 0
+        signal.now_times += times
+        signal.now_amount += amount
         signal.times += times
         signal.amount += amount
 

@@ -122,13 +122,27 @@ def process_ranges() -> list[Range]:
         raise HardwareRefusal(
             "this system has no /proc/self/maps: name what the kernel may touch with memory=[...]"
         )
-    mappings = [_mapping(line) for line in _MAPS.read_text().splitlines()]
+    return list(_ranges_of(_MAPS.read_text())[0])
+
+
+def joined_ranges() -> list[Range]:
+    """Return the ranges of `process_ranges`, those that touch with equal rights as one."""
+    if not _MAPS.exists():
+        return process_ranges()
+    return _ranges_of(_MAPS.read_text())[1]
+
+
+@lru_cache(maxsize=2)  # from launch to launch they mostly stay
+def _ranges_of(text: str) -> tuple[list[Range], list[Range]]:
+    """Every readable mapping, as it is and joined with its neighbours."""
+    mappings = [_mapping(line) for line in text.splitlines()]
     code = {m.name for m in mappings if m.executable} | {"[stack]"}
-    return [
+    found = [
         (m.start, m.end, m.writable and (not m.name or m.name not in code))
         for m in mappings
         if m.readable
     ]
+    return found, _merge(found)
 
 
 class _Mapping(NamedTuple):
@@ -178,7 +192,7 @@ def _mapped(ranges: list[Range]) -> list[Range]:
     tensor may be of a file that is mapped for reading, and an address of nothing at all."""
     if not _MAPS.exists():
         return ranges
-    maps = _merge(process_ranges())
+    maps = joined_ranges()
     starts = [r[0] for r in maps]
     parts = []
     for start, end, writable in ranges:
@@ -205,6 +219,7 @@ class GlobalMemory:
         allocated: Allocated | None = None,
     ) -> None:
         self._allocated = allocated if allowed is None else None
+        self._of_process = allowed is None and allocated is None
         self._outside: Callable[[Stray], None] | None = None
         self._extra: list[Range] = []
         self._heap: dict[int, Range] = {}  # blocks that kernels have allocated
@@ -215,20 +230,21 @@ class GlobalMemory:
             given = [as_range(item) for item in allowed]
             self._blocks = sorted(Block(start, end, end) for start, end, _ in given)
             by_address = any(isinstance(item, tuple) for item in allowed)
-            self._set(_mapped(_merge(given)) if by_address else given)
+            self._set(_mapped(_merge(given, neighbours=False)) if by_address else given)
         elif self._allocated is not None:
             self._take(self._allocated.known())
         else:
-            self._set(_merge(process_ranges()))
+            self._set(joined_ranges())
         space: Any = (ctypes.c_uint8 * (_LIMIT - FIRST_ADDRESS)).from_address(FIRST_ADDRESS)
         bytes_ = np.frombuffer(space, np.uint8)
         self.views = views_of(bytes_)
 
     def _set(self, ranges: list[Range]) -> None:
-        """Ranges, and what else is allowed. Allocations that happen to be neighbours stay apart."""
+        """Set the ranges, and what else is allowed. Mappings that touch are joined. Allocations and
+        ranges of the caller stay apart: no access may be across a border."""
         self._given = ranges
         more = [*self._extra, *self._heap.values()]
-        self._ranges = _merge(ranges + more, neighbours=self._allocated is None)
+        self._ranges = _merge(ranges + more, neighbours=self._of_process)
         self._starts = [r[0] for r in self._ranges]
         self._last = (0, 0, False)
         self.table.forget()
@@ -301,7 +317,7 @@ class GlobalMemory:
     def _found_anew(self, low: int, high: int, write: bool) -> Range | None:
         """Look for it among all that is there now."""
         if self._allocated is None:
-            self._set(_merge(process_ranges()))
+            self._set(joined_ranges())
             return self._find(low, high, write)
         self._take(self._allocated.look())
         found = self._find(low, high, write)

@@ -23,11 +23,11 @@ from ptxemu.machine.scale_factors import (
     require_scales,
 )
 from ptxemu.machine.tensor_core import FORMATS, line_bytes
-from ptxemu.machine.tmem import LANES, Tmem
+from ptxemu.machine.tmem import LANES, Tmem, columns_of
 from ptxemu.machine.umma_desc import InstrDesc, SmemDesc, image_of, require_shape
 from ptxemu.native import operands as native
 from ptxemu.native.library import aligned, compiled
-from ptxemu.native.product import multiply
+from ptxemu.native.product import multiply, multiply_operands
 
 _BITS = {"bf16": 16, "f16": 16, "e4m3": 8, "e5m2": 8}  # of a code
 _ROOM = 256 * 64 * 4  # bytes of the largest operand
@@ -55,8 +55,8 @@ class Plan:
     """
 
     __slots__ = (
-        *("_d", "_instr", "_fresh", "_group", "_frame", "_where", "_words", "_ends", "_a_column"),
-        *("_a_columns", "_count", "_values"),
+        *("_d", "_instr", "_fresh", "_group", "_frame", "_where", "_words", "_ends", "_a_place"),
+        *("_a_columns", "_count", "_values", "_d_place", "_d_columns", "_sizes"),
     )
 
     def __init__(self, what: Mma, group: int) -> None:
@@ -64,12 +64,16 @@ class Plan:
         self._d, self._instr, self._group = what.d, instr, group
         self._fresh = not what.accumulate
         rows = instr.m // group
+        column, all_lanes = what.d & 0xFFFF, rows == LANES and not what.d >> 16
+        self._d_place = 4 * LANES * column if all_lanes else -1  # bytes of cells before it
+        self._d_columns = columns_of(column, instr.n)
+        self._sizes = _b_at, _a_at, instr.n, instr.k, self._fresh
         self._count = 1 + group
         self._frame = np.zeros((self._count, native.OPERAND), np.int64)
         self._where, self._words = self._frame.ctypes.data, self._frame.reshape(-1).data
         self._values = [_values(instr.a_format), _values(instr.b_format)]
         self._ends = 0
-        self._a_column, self._a_columns = -1, 0
+        self._a_place, self._a_columns = -1, 0
         if isinstance(what.a, SmemDesc):
             self._operand(0, what.a, instr.shape_of_a(group), (_at.ctypes.data, rows, 1))
         else:
@@ -107,32 +111,43 @@ class Plan:
         frame[native.TO], frame[native.ELEMENT_STEP] = _at.ctypes.data, rows
         frame[native.COLUMNS] = columns
         self._decoded(0, self._instr.a_format)
-        self._a_column, self._a_columns = column, columns
+        self._a_place, self._a_columns = 4 * LANES * column, columns_of(column, columns)
 
     def run(self, ctas: Sequence[MmaCta]) -> bool:
         """Execute it; return False, having done nothing, if memory does not allow it or there is no
         machine code."""
-        routine, words = compiled(native.widened_operands), self._words
-        if routine is None:
+        both, words = compiled(multiply_operands), self._words
+        if both is None:
             return False
         place = native.OPERAND + native.FROM
         for cta in ctas:
-            if self._ends > len(cta.smem) >> 3:
+            if self._ends > cta.smem.size >> 3:
                 return False
             words[place] = cta.smem_at
             place += native.OPERAND
-        instr = self._instr
-        for rank, cta in enumerate(ctas):
+        count = self._count
+        for cta in ctas:
             tmem = cta.tmem
-            cells = tmem.accumulator(self._d, instr.m, instr.n, self._group)
-            if self._a_column < 0:
+            if self._a_place < 0:
                 words[native.FROM] = cta.smem_at
             else:
-                tmem.check(self._a_column, self._a_columns)
-                words[native.FROM] = tmem.cells_at + 4 * LANES * self._a_column
-            routine(self._where, self._count if rank == 0 else 1)
-            add(tmem, self._d, cells, instr, fresh=self._fresh)
+                tmem.require(self._a_columns)
+                words[native.FROM] = tmem.cells_at + self._a_place
+            if self._d_place < 0:
+                self._in_parts(tmem, count)
+            else:
+                tmem.require(self._d_columns)
+                both(self._where, count, tmem.cells_at + self._d_place, *self._sizes)
+            count = 1  # B of all CTAs is there
         return True
+
+    def _in_parts(self, tmem: Tmem, count: int) -> None:
+        """Compute a D that is not all lanes of its columns, after so many operands are read."""
+        instr, routine = self._instr, compiled(native.widened_operands)
+        assert routine is not None, "a library has all routines"
+        cells = tmem.accumulator(self._d, instr.m, instr.n, self._group)
+        routine(self._where, count)
+        add(tmem, self._d, cells, instr, fresh=self._fresh)
 
 
 class ScaledPlan:

@@ -25,6 +25,8 @@ _POLL_QUANTUM = 50  # the same for a warp whose last turn went into polling
 _SPIN_TURNS = 3000  # turns in a row that only polled before the launch counts as hung
 _MAX_RESIDENT_CTAS = 148  # streaming multiprocessors of a B200; one CTA of these kernels fills one
 _CHECK_SECONDS = 1.0
+_FAIR_SECONDS = 4.0  # before them the first compilations, or a busy machine, decide an estimate
+_TURNS = 16  # turns between looks at the clock
 _GIVE_UP = 0.25  # chance that a try_wait or try_cancel fails early, under the policies with chance
 
 
@@ -96,12 +98,17 @@ class Scheduler:
             "random": self._turn_random,
             "adversarial": self._turn_adversarial,
         }[self.options.policy]
+        turns = 0
         while self.finished < self.total:
-            if self.queue:
-                turn()
-                self._watch()
-            else:
+            if not self.queue:
                 self._unstick()
+                continue
+            turn()
+            if self.idle_turns > 2 * len(self.queue) + 2:
+                self._break_polling()
+            turns += 1
+            if turns % _TURNS == 0 and time.perf_counter() - self.clock > _CHECK_SECONDS:
+                self._tell_time()
         while self.units.open:
             self.units.run_one()
 
@@ -123,14 +130,15 @@ class Scheduler:
         warp.queued = False
         self.idle_turns += 1
         self.poll_turns += 1
-        if warp.polled:
-            quantum = min(quantum, _POLL_QUANTUM)
+        if warp.polled and quantum > _POLL_QUANTUM:
+            quantum = _POLL_QUANTUM
         warp.polled = warp.stored = warp.woken = False
         warp.run(quantum)
         if not warp.polled or warp.stored:
             self.poll_turns = 0
-        if warp.live and warp.runnable_now():
-            self.ready(warp)
+        if not warp.queued and warp.runnable_now():
+            warp.queued = True
+            self.queue.append(warp)
 
     def _turn_in_order(self) -> None:
         """Warps that waited together all run a block before one of them goes on, as on hardware:
@@ -146,16 +154,13 @@ class Scheduler:
     def _turn_adversarial(self) -> None:
         self._take(self.random.randrange(len(self.queue)), self.random.choice((2, 50, _QUANTUM)))
 
-    def _watch(self) -> None:
-        """Polling loops, the time limit, the progress callback."""
-        if self.idle_turns > 2 * len(self.queue) + 2:
-            if self.units.open:
-                self.units.run_one()
-            elif not self._launch_more() and self.poll_turns > self.patience:
-                if not self._time_out():
-                    raise self._deadlock()
-        if time.perf_counter() - self.clock > _CHECK_SECONDS:
-            self._tell_time()
+    def _break_polling(self) -> None:
+        """All warps have had turns without progress."""
+        if self.units.open:
+            self.units.run_one()
+        elif not self._launch_more() and self.poll_turns > self.patience:
+            if not self._time_out():
+                raise self._deadlock()
 
     def _tell_time(self) -> None:
         self.clock = time.perf_counter()
@@ -166,7 +171,7 @@ class Scheduler:
         if self.options.progress:
             self.options.progress(self.finished, self.total)
         limit = self.options.limit
-        if limit is None:
+        if limit is None or elapsed < min(_FAIR_SECONDS, limit):
             return
         estimate = elapsed / done if done else elapsed
         if estimate > limit:

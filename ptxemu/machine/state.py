@@ -22,12 +22,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from ptxemu.codegen.namespace import bits_mask, get
-from ptxemu.codegen.program import EXITED, PARKED, Program
+from ptxemu.codegen.program import ELECTED, EXITED, PARKED, Program
 from ptxemu.codegen.tainted import Follower
 from ptxemu.errors import HardwareRefusal, OutOfBounds
 from ptxemu.findings import NOTE, Finding
 from ptxemu.machine.async_ops import AsyncUnits, BulkGroups, Work, WorkQueue
-from ptxemu.machine.fragment import ALL, Fragment, Waiters, lanes_of, thread_numbers
+from ptxemu.machine.fragment import ALL, Fragment, Waiters, lanes_of, not_told, thread_numbers
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.memory import GlobalMemory, views_of
 from ptxemu.machine.shape import Shape, register_count_known
@@ -49,6 +49,7 @@ SPLIT = -3  # the fragment branched both ways
 _FAIRNESS = 128  # blocks of parted lanes after which those behind have a turn
 _LONG = 50  # blocks of a turn in which one more does not count
 _PLACE = attrgetter("pc")
+_FIRST, _OTHERS = bits_mask(1), ALL & ~1  # of a whole warp: the elected lane, and the others
 WARPS = 4
 Registers = tuple[Any, ...]  # each 32 lanes, or the bits that all of them have
 Operands = tuple[Form, int, Any, int, bool]  # form, line, A's descriptor or None, B's, scale-d
@@ -379,7 +380,7 @@ class Warp:
         self.machine = cta.machine
         self.listeners = cta.machine.listeners
         self.follower: Follower | None = None  # of undefined data, where a listener set one
-        self.told: Callable[..., bool] = _not_told
+        self.told: Callable[..., bool] = not_told
         self.storing: np.ndarray | None = None  # values of a shared store, [element, start]
         self.how = ""  # semantics of the access that is running, where it is strong
         self.at = 0  # the instruction that is running; in a program that is not `checked`, the
@@ -424,11 +425,11 @@ class Warp:
     def run(self, quantum: int) -> int:
         """Execute up to `quantum` blocks; returns how many ran. Stops early when parked or done,
         and when it ended its own wait: the others that it woke have their turn first."""
-        ran, self.long = 0, quantum >= _LONG
+        ran, self.long, watched = 0, quantum >= _LONG, self.machine.every_block
         while ran < quantum and self.live and not self.woken:
             frag = self.frags[0]
             whole = len(self.frags) == 1 and frag.mask == ALL and not self.nonuniform
-            if whole and not self.machine.every_block:
+            if whole and not watched:
                 if frag.wait is not None:
                     return ran
                 ran += self._run_whole(frag, quantum - ran)
@@ -442,27 +443,42 @@ class Warp:
         """The common case: all 32 lanes together and no scalar promoted."""
         fast, registers, counts, path = self.program.fast, self.R, self.counts, self.path
         self.frag = frag
-        pc, ran = frag.pc, 0
-        while ran < quantum:
+        pc = frag.pc
+        for ran in range(1, quantum + 1):
             frag.pc = pc
             after = fast[pc](self, registers)
-            ran += 1
-            if after < 0 and after != SPLIT:
-                if after != PARKED:
-                    self._ran(pc)
-                    if self.exiting:
-                        self._settle_exits()
+            if after == PARKED:
                 return ran
             counts[pc] += 1
             if path is not None:
                 path.append(pc)
-            if after == SPLIT:
-                if not self._skirted(frag):
+            if after < 0:
+                after = self._elected(frag, pc) if after == ELECTED else self._left(frag, after)
+                if after < 0:
                     return ran
-                after = frag.pc
             pc = after
         frag.pc = pc
-        return ran
+        return quantum
+
+    def _left(self, frag: Fragment, after: int) -> int:
+        """The place of the whole warp after lanes of it branched or exited; negative if none."""
+        if after == SPLIT and self._skirted(frag):
+            return frag.pc
+        if self.exiting:
+            self._settle_exits()
+        return after
+
+    def _elected(self, frag: Fragment, pc: int) -> int:
+        """The first lane alone executes the block behind `pc`, at once if it may; as `_skirted`."""
+        join, skirt = self.program.skirt(pc + 1)
+        if join < 0 or not self.long or (self.steps + 1) % self.fairness == 0:
+            return self.branch(_OTHERS, pc + 2, pc + 1, ALL)
+        self.steps += 1
+        frag.pc, frag.mask, frag.lanes = pc + 1, 1, _FIRST
+        skirt(self, self.R, _FIRST, 1)
+        self._ran(pc + 1)
+        frag.pc, frag.mask, frag.lanes = join, ALL, None
+        return SPLIT if self.nonuniform else join
 
     def _ran(self, pc: int) -> None:
         """Called at the end of a block."""
@@ -476,7 +492,7 @@ class Warp:
         frags, pc = self.frags, frag.pc
         last = (self.steps + 1) % self.fairness == 0  # it is the turn of the others
         if last or not self.long or self.exiting or len(frags) != 2:
-            return self._parted()
+            return False
         join, skirt = self.program.skirt(pc)
         if join != frags[1].pc:
             return False
@@ -486,12 +502,6 @@ class Warp:
         del frags[1]
         frag.pc, frag.mask, frag.lanes = join, ALL, None
         return not self.nonuniform
-
-    def _parted(self) -> bool:
-        """The block that parted the lanes may have ended some of them."""
-        if self.exiting:
-            self._settle_exits()
-        return False
 
     def _step(self) -> bool:
         """Execute one block of one fragment; return False when no fragment can go on."""
@@ -524,6 +534,8 @@ class Warp:
             after = program.fast[pc](self, self.R)
         if after == PARKED:
             return
+        if after == ELECTED:
+            after = self.branch(_OTHERS, pc + 2, pc + 1, ALL)
         self._ran(pc)
         for each in told:
             each.block_ended(self, program.lengths[pc])
@@ -632,7 +644,7 @@ class Warp:
         """Whether some fragment can run."""
         if len(self.frags) == 1:
             frag = self.frags[0]
-            return frag.wait is None and self.together(frag)
+            return frag.wait is None and (frag.mask == self.live or self.together(frag))
         self._merge()
         return any(frag.wait is None and self.together(frag) for frag in self.frags)
 
@@ -667,13 +679,6 @@ class Warp:
             if isinstance(value, np.ndarray):
                 return zip(*(self.lane_values(value) for value in values), strict=True)
         return iter((values,) * self.frag.mask.bit_count())
-
-
-def _not_told(w: Warp, starts: np.ndarray, mb: int, nbytes: int, write: bool) -> bool:
-    """Whether all listeners have heard of an ordinary access of the CTA's shared memory by the
-    lanes of `mb`, `nbytes` at each of `starts`, uint32 [32], and there is nothing more to it: then
-    it is in bounds, and a primitive does it. Where a listener knows that, it replaces this."""
-    return False
 
 
 _NONE: frozenset[str] = frozenset()

@@ -25,6 +25,7 @@ import struct
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -148,6 +149,21 @@ class TensorMap:
     def box_bytes(self) -> int:
         """Bytes of SMEM that the box takes."""
         return self.rows * self.pitch
+
+    @cached_property
+    def last(self) -> tuple[int, ...]:
+        """Coordinates of the last box inside the tensor."""
+        return tuple(size - side for size, side in zip(self.dims, self.box, strict=True))
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether a load of a box inside the tensor moves its bytes as they are."""
+        return not (self.gathers or self.pixels or self.padded or self.dtype == "tf32")
+
+    @cached_property
+    def boxes(self) -> dict[int, Any]:
+        """What `machine.tma_tile` knows of loads, by their phase in the swizzle's pattern."""
+        return {}
 
 
 def transaction_bytes(tensor_map: TensorMap) -> int:

@@ -80,13 +80,18 @@ def load_at_once(
     Return False, having done nothing, if the box is not a plain one inside the tensor.
     """
     routine = compiled(native.load_box)
-    if routine is None or not _is_plain(tm, coords):
+    if routine is None or not tm.plain or tm.row_bytes % _WORD or len(coords) != len(tm.last):
         return False
-    box = _box(tm, offset % tm.swizzle.period)
+    for coordinate, last in zip(coords, tm.last, strict=True):
+        if not 0 <= coordinate <= last:
+            return False
     origin = tm.address + coords[0] * tm.element_bits // 8
     for coordinate, stride in zip(coords[1:], tm.strides, strict=True):
         origin += coordinate * stride
-    start = offset - offset % tm.swizzle.period
+    phase = offset % tm.swizzle.period
+    box, start = tm.boxes.get(phase), offset - phase
+    if box is None:
+        box = tm.boxes[phase] = _box(tm, phase)
     if start + box.end > len(smem) or origin % _WORD:
         return False
     if not memory.read_together(origin, box.arrays[1], tm.row_bytes, box.extent):
@@ -95,18 +100,6 @@ def load_at_once(
     frame[native.ROWS_AT], frame[native.SHARED] = origin, smem_at + start
     routine(box.address)
     return True
-
-
-def _is_plain(tm: TensorMap, coords: tuple[int, ...]) -> bool:
-    """Whether a load of the box moves all of its bytes as they are."""
-    if tm.gathers or tm.pixels is not None or tm.padded or tm.dtype == "tf32":
-        return False
-    if len(coords) != len(tm.dims) or tm.row_bytes % _WORD:
-        return False
-    return all(
-        first >= 0 and first + side <= size
-        for first, side, size in zip(coords, tm.box, tm.dims, strict=True)
-    )
 
 
 class _Box(NamedTuple):

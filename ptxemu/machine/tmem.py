@@ -98,7 +98,7 @@ class Tmem:
         if not self._may_allocate:
             raise HardwareRefusal("tcgen05.alloc after tcgen05.relinquish_alloc_permit")
         for base in range(0, TENSOR_COLUMNS - columns + 1, _ALLOCATION_SIZES[0]):
-            mask = _mask(base, columns)
+            mask = columns_of(base, columns)
             if not self._allocated & mask:
                 self._allocated |= mask
                 self.columns[base : base + columns] = True
@@ -119,9 +119,9 @@ class Tmem:
                 f"tcgen05.dealloc of {columns} columns at {address:#x}; allocated: {self._listed()}"
             )
         del self.allocations[address]
-        self._allocated &= ~_mask(address, columns)
+        self._allocated &= ~columns_of(address, columns)
         self.columns[address : address + columns] = False
-        self._freed |= _mask(address, columns)
+        self._freed |= columns_of(address, columns)
 
     def relinquish(self) -> None:
         """tcgen05.relinquish_alloc_permit: any later alloc of this CTA is refused."""
@@ -129,13 +129,14 @@ class Tmem:
 
     def holds(self, column: int, count: int) -> bool:
         """Whether these columns are allocated."""
-        return not _mask(column, count) & ~self._allocated
+        return not columns_of(column, count) & ~self._allocated
 
     def check(self, column: int, count: int = 1) -> None:
         """Raise HardwareRefusal unless columns column .. column + count - 1 have been allocated."""
-        self._check_mask(_mask(column, count))
+        self.require(columns_of(column, count))
 
-    def _check_mask(self, mask: int) -> None:
+    def require(self, mask: int) -> None:
+        """Raise HardwareRefusal unless the columns whose bits are set have been allocated."""
         missing = mask & ~self._allocated
         if not missing:
             return
@@ -146,6 +147,15 @@ class Tmem:
                 f"TMEM not allocated: column {column:#x}; allocated columns: {self._listed()}"
             )
         self._find("tmem", "tensor memory is accessed after its deallocation")
+
+    def require_access(self, move: Move, address: int, warp_in_group: int) -> None:
+        """Refuse a bad address when an access is issued; its data is moved later."""
+        shape, num, packed, half_split = move
+        if shape == "32x32b" and not packed:
+            _require_lane(shape, address, warp_in_group)
+            self.require(columns_of(address & 0xFFFF, _require_num(shape, num)))
+        else:
+            self._index(shape, num, address, warp_in_group, packed, half_split)
 
     def load(
         self,
@@ -170,7 +180,7 @@ class Tmem:
         column = address & 0xFFFF
         if shape == "32x32b" and not pack16:
             lane = _require_lane(shape, address, warp_in_group)
-            self._check_mask(_mask(column, _require_num(shape, num)))
+            self.require(columns_of(column, _require_num(shape, num)))
             return self.cells[column : column + num, lane : lane + 32].copy()
         index = self._index(shape, num, address, warp_in_group, pack16, half_split)
         flat = self.cells.reshape(-1)
@@ -196,7 +206,7 @@ class Tmem:
         column = address & 0xFFFF
         if shape == "32x32b" and not unpack16:
             lane = _require_lane(shape, address, warp_in_group)
-            self._check_mask(_mask(column, _require_num(shape, num)))
+            self.require(columns_of(column, _require_num(shape, num)))
             self.cells[column : column + num, lane : lane + 32] = registers
             return
         index = self._index(shape, num, address, warp_in_group, unpack16, half_split)
@@ -215,7 +225,7 @@ class Tmem:
         _require_num(shape, num)
         index, columns = register_map(shape, num, packed, half_split)
         column = address & 0xFFFF
-        self._check_mask(columns << column)
+        self.require(columns << column)
         return index + (column * LANES + lane)
 
     def accumulator(self, address: int, m: int, n: int, cta_group: int) -> np.ndarray:
@@ -308,7 +318,8 @@ def require_shifted(address: int) -> None:
         raise HardwareRefusal(f"tcgen05.shift at TMEM lane {lane}, must be 0, 32, 64 or 96")
 
 
-def _mask(column: int, count: int) -> int:
+def columns_of(column: int, count: int) -> int:
+    """The bits of so many columns from the first one on."""
     return (1 << count) - 1 << column
 
 

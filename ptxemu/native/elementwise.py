@@ -12,12 +12,14 @@ import numpy as np
 from ptxemu.native.ir import (
     BITS,
     INTEGERS,
+    LANES,
     NAN,
     NAN_16,
     Body,
     add,
     f32,
     f32_literal,
+    f64,
     lookup,
     vector,
 )
@@ -254,6 +256,56 @@ def _ex2(ftz: bool) -> Callable[..., str]:
     return build
 
 
+def _lg2(ftz: bool) -> Callable[..., str]:
+    """approx.lg2_approx, operation by operation"""
+    type_, words = vector("F64"), vector("I64")
+    origin = int(np.float64(approx._LOG_ORIGIN).view(np.int64))
+
+    def build(b: Body, x: str) -> str:
+        def number(value: float) -> str:
+            return b.splat(f64(float(value)), "F64")
+
+        def whole(value: int) -> str:
+            return b.splat(str(value), "I64")
+
+        x = b.flush(x) if ftz else x
+        wide = b.do(f"fpext {vector('F32')} {x} to {type_}")
+        bits = b.do(f"bitcast {type_} {wide} to {words}")
+        offset = b.do(f"sub {words} {bits}, {whole(origin)}")
+        exponent = b.do(f"ashr {words} {offset}, {whole(52)}")
+        index = b.do(f"ashr {words} {offset}, {whole(46)}")
+        index = b.do(f"and {words} {index}, {whole(approx._LOG_STEPS - 1)}")
+        index = b.do(f"trunc {words} {index} to {vector('U32')}")
+        mantissa = b.do(f"sub {words} {bits}, {b.do(f'shl {words} {exponent}, {whole(52)}')}")
+        mantissa = b.do(f"bitcast {words} {mantissa} to {type_}")
+        r = b.do(f"fmul {type_} {mantissa}, {lookup(b, approx._LOG.inverse, 'log_inverse', index)}")
+        r = b.do(f"fsub {type_} {r}, {number(1.0)}")
+        poly = number(approx._LOG.series[0])
+        for coefficient in approx._LOG.series[1:]:
+            poly = b.do(f"fmul {type_} {poly}, {r}")
+            poly = b.do(f"fadd {type_} {poly}, {number(coefficient)}")
+        poly = b.do(f"fmul {type_} {poly}, {r}")
+        poly = b.do(f"fadd {type_} {poly}, {lookup(b, approx._LOG.log2, 'log_log2', index)}")
+        poly = b.do(f"fadd {type_} {poly}, {b.do(f'sitofp {words} {exponent} to {type_}')}")
+        result = b.do(f"fptrunc {type_} {poly} to {vector('F32')}")
+        return _unless_special(b, x, result)
+
+    return build
+
+
+def _unless_special(b: Body, x: str, result: str) -> str:
+    """The result, or the logarithm of 0, infinity, NaN or a number below 0."""
+    type_, infinity = vector("F32"), b.splat(f32_literal(0x7F800000), "F32")
+    minus = b.splat(f32_literal(0xFF800000), "F32")
+    above = b.do(f"fcmp ogt {type_} {x}, zeroinitializer")
+    special = b.select(above, x, b.splat(f32_literal(NAN), "F32"), "F32")
+    zero = b.do(f"fcmp oeq {type_} {x}, zeroinitializer")
+    special = b.select(zero, minus, special, "F32")
+    finite = b.do(f"fcmp olt {type_} {x}, {infinity}")
+    regular = b.do(f"and <{LANES} x i1> {above}, {finite}")
+    return b.select(regular, result, special, "F32")
+
+
 def _rcp(b: Body, x: str) -> str:
     """approx.rcp_approx with ftz"""
     one = b.splat(f32(1.0), "F32")
@@ -292,6 +344,7 @@ for _flag, _ftz in (("", False), (" ftz=True", True)):
                     _extreme(_name, bool(_nan), _ftz),
                 )
     add(f"approx.ex2_approx{_flag}", ("F32",), "F32", _ex2(_ftz))
+    add(f"approx.lg2_approx{_flag}", ("F32",), "F32", _lg2(_ftz))
 add("arith.div_f32", ("F32", "F32"), "F32", _rounded("fdiv", False))
 add("arith.mul_f32", ("F32", "F32"), "F32", _rounded("fmul", False))
 add("arith.fma_f32", ("F32", "F32", "F32"), "F32", _fma)

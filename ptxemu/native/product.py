@@ -12,12 +12,17 @@ from typing import Any
 
 import numpy as np
 
+from ptxemu.native.operands import widened_operands
+
 ROWS = 128  # of A, which are D's lanes
 STEP = 2  # rows of B at a time, so that all sums are in registers
 _WIDE = 32  # lanes of a vector
 _PARTS = range(ROWS // _WIDE)
 _TYPE = f"<{_WIDE} x float>"
-_ARGUMENTS = ("d", "b", "a", "n", "k", "fresh")
+_POINTERS = ("d", "b", "a")
+_ARGUMENTS = (*_POINTERS, "n", "k", "fresh")
+_PRODUCT = 'call i64 @"product.multiply"(ptr %d, ptr %b, ptr %a, i64 %n, i64 %k, i64 %fresh)'
+_OPERANDS = 'call i64 @"operands.widened_operands"(i64 %where, i64 %count)'
 
 
 def multiply(d: int, b: int, a: int, n: int, k: int, fresh: int) -> int:
@@ -40,6 +45,14 @@ def multiply(d: int, b: int, a: int, n: int, k: int, fresh: int) -> int:
     out = _at(d, (n, ROWS))
     out[:] = total if fresh else out + total.astype(np.float32)
     return 0
+
+
+def multiply_operands(
+    where: int, count: int, d: int, b: int, a: int, n: int, k: int, fresh: int
+) -> int:
+    """Write so many operands as float32, see `operands.widened_operands`, and multiply them."""
+    widened_operands(where, count)
+    return multiply(d, b, a, n, k, fresh)
 
 
 def _at(address: int, shape: tuple[int, int]) -> np.ndarray:
@@ -78,7 +91,9 @@ def module(declared: set[str]) -> str:
         "}",
         'attributes #1 = { "min-legal-vector-width"="512" "prefer-vector-width"="512" }',
     ]
-    return "\n".join((*lines, *_entry()))
+    declared.add('declare i64 @"operands.widened_operands"(i64, i64)')
+    both = _entry("multiply_operands", ("where", "count", *_ARGUMENTS), (_OPERANDS, _PRODUCT))
+    return "\n".join((*lines, *_entry("multiply", _ARGUMENTS, (_PRODUCT,)), *both))
 
 
 _SUMS = [(row, part) for row in range(STEP) for part in _PARTS]
@@ -135,22 +150,22 @@ def _stores(label: str) -> list[str]:
     return [*lines, "  br label %stored"]
 
 
-def _entry() -> list[str]:
-    """The function that Python calls, of METH_FASTCALL; the caller passes six integers."""
-    lines = ['define ptr @"python.product.multiply"(ptr %self, ptr %arguments, i64 %count) {']
-    for number, name in enumerate(_ARGUMENTS):
+def _entry(name: str, arguments: tuple[str, ...], calls: tuple[str, ...]) -> list[str]:
+    """The function that Python calls, of METH_FASTCALL; the caller passes so many integers."""
+    lines = [f'define ptr @"python.product.{name}"(ptr %self, ptr %arguments, i64 %size) {{']
+    for number, argument in enumerate(arguments):
+        pointer = argument in _POINTERS
         lines += [
             f"  %p{number} = getelementptr ptr, ptr %arguments, i64 {number}",
             f"  %o{number} = load ptr, ptr %p{number}",
-            f"  %i{number} = call i64 @PyLong_AsLongLong(ptr %o{number})",
+            f"  %{'i' * pointer}{argument} = call i64 @PyLong_AsLongLong(ptr %o{number})",
         ]
-        if number < 3:
-            lines.append(f"  %{name} = inttoptr i64 %i{number} to ptr")
-    lines += [
-        '  %value = call i64 @"product.multiply"'
-        "(ptr %d, ptr %b, ptr %a, i64 %i3, i64 %i4, i64 %i5)",
-        "  %object = call ptr @PyLong_FromLongLong(i64 %value)",
+        if pointer:
+            lines.append(f"  %{argument} = inttoptr i64 %i{argument} to ptr")
+    lines += [f"  %value{number} = {call}" for number, call in enumerate(calls)]
+    return [
+        *lines,
+        f"  %object = call ptr @PyLong_FromLongLong(i64 %value{len(calls) - 1})",
         "  ret ptr %object",
         "}",
     ]
-    return lines

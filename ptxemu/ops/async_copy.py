@@ -19,10 +19,11 @@ from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Value, constant
 from ptxemu.errors import HardwareRefusal
 from ptxemu.machine.async_ops import Work
+from ptxemu.machine.fragment import ALL
 from ptxemu.machine.listener import Place
 from ptxemu.machine.mbarrier import MAX_COUNT, MBarrier
 from ptxemu.machine.memory import as_addresses
-from ptxemu.machine.state import OFFSET_MASK, RANK_SHIFT, Warp
+from ptxemu.machine.state import OFFSET_MASK, RANK_SHIFT, WARP_LANES, Warp
 from ptxemu.machine.tma_tile import combine
 from ptxemu.numerics import PerLane
 from ptxemu.ops.load_store import elements
@@ -383,6 +384,9 @@ def store_async(
     values: tuple[Any, ...],
 ) -> None:
     """Store for each active lane; the barrier is in the CTA that is stored to."""
+    if how is None and len(values) == 1 and barrier.__class__ is int and not w.listeners:
+        if _store_row(w, target, barrier, size, values[0]):
+            return
     targets, signals = w.lane_values(target), w.lane_values(barrier)
     if how is None and len(targets) > 1 and set(signals) == {signals[0]}:
         stores = _Stores(targets, size, len(values))
@@ -390,6 +394,34 @@ def store_async(
             _issue_together(w, targets, signals[0], _data(w, values, size))
             return
     _one_by_one(w, how, zip(targets, signals, w.each_lane(*values), strict=True), size)
+
+
+def _store_row(w: Warp, target: PerLane, signal: int, size: int, value: PerLane) -> bool:
+    """Store now what all lanes store to neighbouring places of one CTA, as `_Stores` does.
+
+    Return False, having done nothing, if they do something else.
+    """
+    if not isinstance(target, np.ndarray) or w.frag.mask != ALL or not w.machine.units.eager:
+        return False
+    targets, nbytes = target.tolist(), size * WARP_LANES
+    first = targets[0]
+    if first % size or targets != list(range(first, first + nbytes, size)):
+        return False
+    cta, offset = w.cluster.locate(first)
+    found = find(w, signal)
+    if offset + nbytes > cta.smem_size or not _completes_at_end(found, nbytes, size):
+        return False
+    cta.views[size][offset // size : offset // size + WARP_LANES] = value
+    w.machine.bytes["st.async"] += nbytes
+    found.complete(size, times=WARP_LANES, of=w.label, site=w.at)
+    w.machine.note_progress()
+    return True
+
+
+def _completes_at_end(signal: MBarrier, total: int, nbytes: int) -> bool:
+    """Whether stores of `nbytes` each, `total` in all, complete no phase before the last one."""
+    midway = 0 < signal.tx < total and signal.tx % nbytes == 0
+    return not midway and signal.tx - total >= -MAX_COUNT
 
 
 def _issue_together(w: Warp, targets: list[int], signal: int, data: np.ndarray) -> None:
@@ -438,9 +470,7 @@ class _Stores:
         together = int(np.bitwise_or.reduce(self.offsets))
         if low < 0 or high + nbytes > cta.smem_size or together & (nbytes - 1):
             return False
-        found, total = find(w, signal), nbytes * len(self.offsets)
-        midway = 0 < found.tx < total and found.tx % nbytes == 0
-        return not midway and found.tx - total >= -MAX_COUNT
+        return _completes_at_end(find(w, signal), nbytes * len(self.offsets), nbytes)
 
     def issue(self, w: Warp, address: int, data: np.ndarray) -> None:
         cta, signal = w.cluster.cta(self.first >> RANK_SHIFT), find(w, address)

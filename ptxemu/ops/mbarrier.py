@@ -116,12 +116,8 @@ def pending(c: Lower, i: Instr, f: Match) -> Value:
 
 def find(w: Warp, address: int) -> MBarrier:
     """The barrier at a shared::cluster address; an own-CTA address carries the own rank."""
-    own = w.cta
-    if address >> RANK_SHIFT & 0xFF == own.rank:  # nearly always
-        found = own.mbarriers.get(address & OFFSET_MASK)
-        if found is not None:
-            return found
-    return _home(w, address).mbarrier(address & OFFSET_MASK)
+    found = w.cta.mbarriers.get(address ^ w.smem_base)  # nearly always
+    return found or _home(w, address).mbarrier(address & OFFSET_MASK)
 
 
 def _home(w: Warp, address: int) -> Cta:
@@ -171,9 +167,11 @@ def mbarrier_arrive(
     w: Warp, address: PerLane, count: PerLane, drop: bool, how: tuple[Any, ...]
 ) -> object:
     w.machine.note_progress()
-    if not w.listeners and address.__class__ is int and count == 1:
-        lanes, barrier = w.frag.mask.bit_count(), find(w, address)
-        return barrier.arrive_each(lanes, drop=drop, by=w.label, site=w.at)
+    if not w.listeners and address.__class__ is int and count.__class__ is int:
+        barrier = find(w, address)
+        arrivals = w.frag.mask.bit_count() * count
+        if arrivals <= barrier.pending:
+            return barrier.arrive(arrivals, drop=drop, by=w.label, site=w.at)
     states = []
     for where, number, lanes in _pairs(w, address, count):
         barrier = find(w, where)
@@ -260,8 +258,9 @@ def _looked(w: Warp, barrier: MBarrier, parity: int, done: bool) -> None:
 
 @runtime
 def mbarrier_try_wait(w: Warp, address: int, parity: int, how: tuple[Any, ...]) -> bool | None:
-    barrier, frag = find(w, address), w.frag
+    frag = w.frag
     timed_out, frag.token = frag.token is TIMED_OUT, None
+    barrier = w.cta.mbarriers.get(address ^ w.smem_base) or find(w, address)
     if barrier.phase & 1 != parity:  # as `done` has it
         for each in w.listeners:
             each.mbarrier_waited(w, _home(w, address), barrier, parity, how)

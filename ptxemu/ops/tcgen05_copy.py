@@ -10,6 +10,7 @@ a checker, it reads at the first use. Hardware makes the use wait, but not the s
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -153,12 +154,17 @@ def tmem_load(w: Warp, address: PerLane, move: Move) -> np.ndarray:
 def tmem_load_late(w: Warp, address: PerLane, move: Move, registers: int) -> np.ndarray:
     """An array that is filled when the load is settled."""
     where = one_address(address)
-    _read(w, where, move)  # refuses a bad address when the access is issued
-    pending = PendingLoad(where, move, np.full((registers, 32), POISON, np.uint32))
+    w.cta.tmem.require_access(move, where, w.index % 4)
+    pending = PendingLoad(where, move, _poison(registers).copy())
     for each in w.listeners:
         each.tensor_load(w, pending)
     w.pending_loads.append(pending)
     return pending.out
+
+
+@cache
+def _poison(registers: int) -> np.ndarray:
+    return np.full((registers, 32), POISON, np.uint32)
 
 
 def _read(w: Warp, address: int, move: Move) -> np.ndarray:
@@ -206,7 +212,7 @@ def tmem_store(w: Warp, address: PerLane, move: Move, rows: np.ndarray) -> None:
     w.machine.bytes["tmem.st"] += rows.nbytes
     where = one_address(address)
     if w.machine.late or w.listeners:
-        _read(w, where, move)  # refuses a bad address when the access is issued
+        w.cta.tmem.require_access(move, where, w.index % 4)
     for each in w.listeners:
         each.tensor_store(w, where, move)
     if w.machine.late:

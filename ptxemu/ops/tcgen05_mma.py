@@ -185,14 +185,17 @@ def issue_mma(
         metadata.
     lanes: the words of disable-output-lane.
     """
-    words = next(w.each_lane(*lanes)) if lanes else ()
-    if np.ndarray not in map(type, operands):  # nearly always, of one elected lane
-        issue = _described(form, operands, words)
+    if np.ndarray not in map(type, operands + lanes):  # nearly always, of one elected lane
+        issue = _described(form, operands, lanes)
         for _ in range(w.frag.mask.bit_count()):
-            _issue_one(w, issue)
+            if not _done_at_once(w, issue):
+                _issue_one(w, issue)
         return
+    words = next(w.each_lane(*lanes)) if lanes else ()
     for values in w.each_lane(*operands):
-        _issue_one(w, _described(form, values, words))
+        issue = _described(form, values, words)
+        if not _done_at_once(w, issue):
+            _issue_one(w, issue)
 
 
 class Issue(NamedTuple):
@@ -243,18 +246,31 @@ def _described(fields: tuple[Any, ...], values: tuple[Any, ...], words: tuple[in
     return Issue(what, form, flops, label, plan(what, form.group))
 
 
+def _done_at_once(w: Warp, issue: Issue) -> bool:
+    """Execute an MMA now in machine code, if that is all there is to it."""
+    quick, machine = issue.plan, w.machine
+    ctas, queue = pipe(w, issue.form.group)
+    if quick is None or queue.works or w.listeners or not machine.units.eager:
+        return False
+    if machine.options.accumulation == ALIGNED:
+        return False
+    for cta in ctas:
+        if cta is not w.cta:
+            cta.reached_by(w.cta)
+    if not quick.run(ctas):
+        return False
+    machine.counts["mma"] += 1
+    machine.counts["mma.flops"] += issue.flops
+    machine.note_progress()
+    return True
+
+
 def _issue_one(w: Warp, issue: Issue) -> None:
     what, form, flops, label, quick = issue
     machine = w.machine
     ctas, queue = pipe(w, form.group)
     machine.counts["mma"] += 1
     machine.counts["mma.flops"] += flops
-    if quick is not None and _at_once(w, queue):
-        for cta in ctas:
-            cta.reached_by(w.cta)
-        if quick.run(ctas):
-            machine.note_progress()
-            return
     sums = _sums(machine, form, what.instr)
 
     def run(work: Work) -> None:
@@ -268,12 +284,6 @@ def _issue_one(w: Warp, issue: Issue) -> None:
 
     work = Work("tensor core", label, run, size=flops // form.group, stream="tensor core")
     w.machine.issue(w, work, queue)
-
-
-def _at_once(w: Warp, queue: WorkQueue) -> bool:
-    """Whether work of the pipe runs now, and nobody listens."""
-    free = w.machine.options.accumulation != ALIGNED
-    return free and not w.listeners and w.machine.units.at_once(queue)
 
 
 def _sums(launch: Launch, form: Form, instr: InstrDesc) -> Rule | None:

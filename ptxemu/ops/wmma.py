@@ -32,12 +32,17 @@ _SHAPES = {
     "bf16": (_ALL, "f32"),
     "s8": (_ALL, "s32"),
     "u8": (_ALL, "s32"),
+    "s4": ("m8n8k32", "s32"),
+    "u4": ("m8n8k32", "s32"),
+    "b1": ("m8n8k128", "s32"),
     "tf32": ("m16n16k8", "f32"),
     "f64": ("m8n8k4", "f64"),
 }
+_SOME = "m16n16k8 m8n8k4 m8n8k32 m8n8k128"
 _F16_REGISTERS = 8  # of A and of B, whatever the shape
 _SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)$")
 _LAYOUTS = "row col"
+_DENSE = {"a": "row", "b": "col"}  # layouts of types below a byte: neighbours along K
 _WHERE = "aligned global shared shared::cta"
 _ROUNDINGS = "rn rz rm rp"
 
@@ -119,6 +124,8 @@ def _memory(c: Lower, i: Instr, f: Match, which: str, given: int) -> tuple[Fragm
     layout = f.pick("row", "col")
     if given != fragment.registers or not layout or "aligned" not in f.flags:
         raise refused(i)
+    if BITS[f.type] < 8 and layout != _DENSE[which]:
+        raise refused(i)
     what = f"({which!r}, {f.type!r}, {fragment.shape}, {layout!r}, '{space_of(f)}')"
     return fragment, what
 
@@ -147,15 +154,15 @@ def _load(which: str, c: Lower, i: Instr, f: Match) -> list[Value]:
 
 
 for _which, _kinds in (
-    ("a", "f16 bf16 s8 u8 tf32 f64"),
-    ("b", "f16 bf16 s8 u8 tf32 f64"),
+    ("a", "f16 bf16 s8 u8 s4 u4 b1 tf32 f64"),
+    ("b", "f16 bf16 s8 u8 s4 u4 b1 tf32 f64"),
     ("c", "f16 f32 s32 f64"),
 ):
 
     @op(
         f"wmma.load.{_which}.sync",
         types=_kinds,
-        flags=f"{_WHERE} {_LAYOUTS} {_ALL} m16n16k8 m8n8k4",
+        flags=f"{_WHERE} {_LAYOUTS} {_ALL} {_SOME}",
         section="wmma.load",
     )
     def load(c: Lower, i: Instr, f: Match, which: str = _which) -> list[Value]:
@@ -166,7 +173,7 @@ for _which, _kinds in (
 @op(
     "wmma.store.d.sync",
     types="f16 f32 s32 f64",
-    flags=f"{_WHERE} {_LAYOUTS} {_ALL} m16n16k8 m8n8k4",
+    flags=f"{_WHERE} {_LAYOUTS} {_ALL} {_SOME}",
     section="wmma.store",
 )
 def store(c: Lower, i: Instr, f: Match) -> None:
@@ -184,14 +191,16 @@ What = tuple[str, str, tuple[int, int, int], str, str]  # which, type, shape, la
 def _addresses(
     w: Warp, what: What, address: PerLane, stride: PerLane
 ) -> tuple[np.ndarray, Fragment]:
-    """Return an address for each [register, element, lane]."""
+    """Return an address for each [register, piece of it, lane]."""
     which, type_, shape, layout, space = what
     fragment = Fragment(which, type_, shape)
     base, step = w.agreed(address, "the address of wmma"), w.agreed(stride, "the stride of wmma")
     rows, columns = places(fragment)
     offsets = rows * step + columns if layout == "row" else columns * step + rows
     kind = np.uint32 if space in ("shared", "cluster") else np.uint64
-    return (offsets * (BITS[type_] // 8) + base).astype(kind), fragment
+    if BITS[type_] < 8:  # a register is one piece of memory
+        offsets = offsets[:, :1]
+    return (offsets * BITS[type_] // 8 + base).astype(kind), fragment
 
 
 @runtime
@@ -200,7 +209,7 @@ def wmma_load(
 ) -> np.ndarray:
     """Return the registers of a fragment, [register, lane]."""
     where, fragment = _addresses(w, what, address, stride)
-    nbytes = BITS[fragment.type] // 8
+    nbytes = BITS[fragment.type] // 8 or 4
     word = np.uint64 if nbytes == 8 else np.uint32
     out = np.zeros((where.shape[0], 32), word)
     for register, parts in enumerate(where):
@@ -243,8 +252,13 @@ def _types(i: Instr, f: Match) -> tuple[str, str, str, str]:
 
 @op(
     "wmma.mma.sync",
-    flags=f"aligned {_LAYOUTS} {_ALL} m16n16k8 m8n8k4 satfinite {_ROUNDINGS} "
-    "f16 bf16 tf32 f32 f64 s8 u8 s32",
+    flags=f"aligned {_LAYOUTS} {_ALL} {_SOME} satfinite {_ROUNDINGS} "
+    "f16 bf16 tf32 f32 f64 s8 u8 s4 u4 s32",
+    section="wmma.mma",
+)
+@op(
+    "wmma.mma.xor.popc.sync wmma.mma.and.popc.sync",
+    flags=f"aligned {_LAYOUTS} m8n8k128 b1 s32",
     section="wmma.mma",
 )
 def multiply(c: Lower, i: Instr, f: Match) -> list[Value]:
@@ -264,7 +278,10 @@ def multiply(c: Lower, i: Instr, f: Match) -> list[Value]:
     word = "u64" if d_type == "f64" else "u32"
     left, right, sums = (c.srcs(each, word) for each in lists[1:])
     groups = n // COLUMNS
+    if BITS[a_type] < 8 and ".row.col." not in i.opcode:
+        raise refused(i)
     how = f.pick("satfinite", "rz", "rm", "rp", default="rn" if d_type == "f64" else "")
+    how = next((part for part in i.parts if part in ("xor", "and")), how)
     name = "fragments_multiply_f64" if d_type == "f64" else "fragments_multiply"
     out: list[Value] = []
     for group in range(groups):

@@ -148,6 +148,23 @@ class Generator:
         self.write(f"@%p5 bra {start};", f"{end}:")
 
 
+# How threads affect each other at the end of a program; the first two are right.
+_SHARED = """.shared .b32 s[64];
+mov.u32 %t0, %tid.x;
+mov.u32 %g0, s;
+mad.lo.u32 %t0, %t0, 4, %g0;
+st.shared.b32 [%t0], %r0;
+{barrier}ld.shared.b32 %r1, [%g0+4];"""
+EXCHANGES = {
+    "none": "",
+    "shared memory": _SHARED.format(barrier="bar.sync 0;\n"),
+    "shared memory without a barrier": _SHARED.format(barrier=""),
+    "a counter that others load": "atom.global.add.u32 %r0, [%rd1], 1;",
+    "stores to one word": "st.global.b32 [%rd1+8], %r0;",
+    "a store out of bounds": "st.global.b32 [%rd1+1073741824], %r0;",
+}
+
+
 def _statements(program: Generator, kinds: tuple[str, ...]) -> list[str]:
     """All statements before the end, where the registers are stored."""
     start = {"lane": "mul.lo.u32 %r{0}, %t1, {1};", "uniform": "ld.global.b32 %r{0}, [%rd1+{2}];"}
@@ -158,18 +175,21 @@ def _statements(program: Generator, kinds: tuple[str, ...]) -> list[str]:
     ]
 
 
-def ptx_of(program: Generator, kinds: tuple[str, ...]) -> str:
-    """The program as PTX: memory m, and d [thread, register] for the final registers.
+def ptx_of(program: Generator, kinds: tuple[str, ...], exchange: str = "") -> str:
+    """The program as PTX: memory m, and d [thread of the grid, register] for the final registers.
 
     kinds: how each register starts, 'lane' (thread x number) or 'uniform' (a word of m).
+    exchange: statements by which threads affect each other, after those of the program.
     """
     loops = program.counters + 1
     lines = [
-        f".reg .b32 %t<2>, %g<5>, %c<{loops}>, %l<{loops}>;",
+        f".reg .b32 %t<4>, %g<5>, %c<{loops}>, %l<{loops}>;",
         "ld.param.u64 %rd1, [m];",
         "ld.param.u64 %rd3, [d];",
-        "mov.u32 %t1, %tid.x;",
+        *("mov.u32 %t1, %tid.x;", "mov.u32 %t2, %ctaid.x;", "mov.u32 %t3, %ntid.x;"),
+        "mad.lo.u32 %t1, %t2, %t3, %t1;",
         *_statements(program, kinds),
+        exchange,
         f"mad.wide.u32 %rd4, %t1, {4 * REGISTERS}, %rd3;",
         *(f"st.global.b32 [%rd4+{4 * k}], %r{k};" for k in range(REGISTERS)),
     ]

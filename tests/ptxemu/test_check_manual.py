@@ -166,6 +166,25 @@ WAITS = {
 }
 
 
+def test_a_bulk_copy_over_what_cp_async_wrote_needs_a_proxy_fence() -> None:
+    """The missing instruction of `NOTES` is the same as where an MMA reads it."""
+    body = """
+        warp 0:
+            cp.async.ca.shared.global [%mine], [%in], 4;
+            cp.async.mbarrier.arrive.noinc.shared.b64 [other];
+        warp 1:
+            wait other, 0;
+            {fence}
+            {load}
+            wait full, 0;
+    """
+    for fence in ("", "fence.proxy.async.shared::cta;"):
+        scenario = Scenario(body.format(fence=fence, load=parts.bulk_load()), barriers={"full": 1})
+        report = launch(scenario, ptxemu.load(write(scenario).text), strict=True)
+        noted = [each.message for each in report.findings if "overwrites" in each.message]
+        assert len(noted) == (not fence)
+
+
 def _noted(body: str, name: str, missing: str) -> bool:
     """Whether a finding says that the line `name` of a one-CTA kernel lacks `missing`."""
     kernel = write(Scenario(body, barriers={"full": 128}))

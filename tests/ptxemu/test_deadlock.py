@@ -524,6 +524,15 @@ def test_only_the_newest_files_are_kept(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(list(tmp_path.iterdir())) < 40
 
 
+def test_a_file_may_vanish_while_the_oldest_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other processes keep files in the same folder, and remove the oldest."""
+    monkeypatch.setenv(kept.FOLDER, str(tmp_path))
+    (tmp_path / "gone.ptx").symlink_to(tmp_path / "removed")
+    assert kept.keep("// it", "entry") == next(tmp_path.glob("entry-*.ptx"))
+
+
 def test_a_folder_that_cannot_be_written_costs_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(kept.FOLDER, "/dev/null/nowhere")
     assert "likely cause" in report_of(BUGS["twice the bytes"])

@@ -94,8 +94,8 @@ def test_a_library_is_written_without_a_compiler(tmp_path):
     functions = [kind(lambda a, b: a + b), kind(lambda a, b: a * b)]
     path = tmp_path / "libof_python.so.1"
     shared_library.written(path, "libof_python.so.1", ["add", "multiply"], 100)
-    library = shared_library.Library(path, ["add", "multiply"])
-    assert library.library.add(3, 4) == 100
+    library = shared_library.Library(path, ["add", "multiply"], harmless={"add"})
+    assert (library.library.add(3, 4), library.library.multiply(3, 4)) == (0, 100)
     library.call(functions)
     by_name = ctypes.CDLL("libof_python.so.1")  # as others find it
     assert (by_name.add(3, 4), by_name.multiply(3, 4)) == (7, 12)

@@ -12,6 +12,7 @@ from torch.nn.functional import ScalingType, SwizzleType, scaled_grouped_mm
 from lab.silicon.conformance.exact_arithmetic import values_of
 from ptxemu.host.scaled_mm import scaled_mm, substitute
 from ptxemu.host.torch_shim import torch_without_gpu
+from ptxemu.host.triton_blas import CublasLt
 
 # name: elements, scale factors, block
 FORMATS = {
@@ -139,3 +140,28 @@ def test_groups_along_k(name):
         expected[g] = (own_a * sfa[g][1]) @ (own_b * sfb[g][1]).T
         start += size
     close(grouped(name, a, b.t(), *scales), expected)
+
+
+def test_the_handle_that_triton_has():
+    """Triton's tutorials compare with it; e8m0 and packed elements come as bytes."""
+    blas, (m, n, k) = CublasLt(None), (128, 256, 64)
+    a, b, c = torch.randn(m, k), torch.randn(n, k), torch.randn(m, n)
+    out = torch.empty(m, n)
+    blas.gemm(a, b, c, out, 2.0, 0.5)
+    close(out, 2 * (a @ b.t()).double().numpy() + 0.5 * c.double().numpy())
+    half = torch.empty(m, n, dtype=torch.float16)
+    blas.matmul(a, b, half)
+    torch.testing.assert_close(half, (a @ b.t()).half())
+    for name, multiply in (
+        ("mxfp8", blas.block_scaled_matmul_mxfp8),
+        ("nvfp4", blas.block_scaled_matmul_nvfp4),
+    ):
+        (left, x), (right, y) = operand(name, m, k, 1), operand(name, n, k, 2)
+        (held_a, s), (held_b, t) = factors(name, m, k, 3), factors(name, n, k, 4)
+        if name == "nvfp4":
+            left, right = left.view(torch.uint8), right.view(torch.uint8)
+            stored = [torch.from_numpy(held).view(torch.float8_e4m3fn) for held in (held_a, held_b)]
+        else:
+            stored = [torch.from_numpy(held) for held in (held_a, held_b)]
+        multiply(left, right, out, *stored)
+        close(out, (x * s) @ (y * t).T)

@@ -20,6 +20,7 @@ from ptxemu.host import gpus, triton_driver
 from ptxemu.host.gpus import GPUS
 from ptxemu.host.triton_arguments import Value, flat_values, packed
 from ptxemu.host.triton_driver import Driver
+from ptxemu.machine.im2col import PixelBox
 from ptxemu.machine.tensor_map import decode
 from tests.ptxemu.kernels import kernel
 
@@ -84,8 +85,24 @@ def test_a_descriptor_with_tma_is_a_map():
     found = decode(packed(first, 128))
     assert (found.address, found.dims, found.box) == (given.base.data_ptr(), (32, 64), (32, 16))
     assert found.strides == (64,)
-    with pytest.raises(UnsupportedPtx, match="im2col"):
-        next(flat_values(["tensordesc<x>"], [given], [{**layout, "is_im2col": True}]))
+
+
+def test_a_descriptor_in_im2col_mode():
+    """Sequences of Gluon are N, H, W, C; those of a map are in the other order."""
+    base = torch.zeros(2, 16, 8, 32, dtype=torch.float16)
+    given = SimpleNamespace(
+        base=base, shape=[*base.shape], strides=[*base.stride()], padding="nan",
+        element_strides=[1, 2, 1, 1], pixel_box_lower_corner=[-1, 0],
+        pixel_box_upper_corner=[3, -2],
+    )  # fmt: skip
+    layout = {"swizzle": 2, "elem_size": 2, "elem_type": 6, "block_size": [64, 32],
+              "fp4_padded": False, "is_im2col": True}  # fmt: skip
+    found = decode(packed(next(flat_values(["tensordesc<x>"], [given], [layout])), 128))
+    assert (found.dims, found.box, found.nan_fill) == ((32, 8, 16, 2), (32, 64), True)
+    assert found.pixels == PixelBox((0, -1), (-2, 3), (1, 2))
+    given.element_strides[0] = 2
+    with pytest.raises(UnsupportedPtx, match="element stride 2"):
+        next(flat_values(["tensordesc<x>"], [given], [layout]))
 
 
 ADD = kernel(

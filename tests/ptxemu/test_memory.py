@@ -63,10 +63,15 @@ def test_every_range_is_checked_on_its_own() -> None:
         memory.check(start(whole) + 32, start(whole) + 160, False)
 
 
-def test_neighbouring_ranges_join() -> None:
+def test_ranges_that_overlap_join_and_those_that_touch_do_not() -> None:
     whole = np.zeros(64, np.uint32)
-    memory = GlobalMemory([(start(whole) + 128, 128), (start(whole), 128)])
+    memory = GlobalMemory([(start(whole) + 128, 128), (start(whole), 129)])
     memory.check(start(whole) + 100, start(whole) + 200, True)
+    memory = GlobalMemory([(start(whole) + 128, 128), (start(whole), 128)])
+    memory.check(start(whole) + 120, start(whole) + 128, True)
+    memory.check(start(whole) + 128, start(whole) + 136, True)
+    with pytest.raises(OutOfBounds, match="across the end of an allocation of 128"):
+        memory.check(start(whole) + 124, start(whole) + 132, True)
 
 
 def test_read_only_ranges_are_not_written() -> None:
@@ -284,6 +289,31 @@ def test_a_watch_sees_what_each_lane_stores(step):
     places = [write.first - write.low for write in writes]
     values = [w.value[at : at + 4].view(np.uint32)[0] for w, at in zip(writes, places, strict=True)]
     assert values == list(np.arange(100, 132))
+
+
+@pytest.mark.parametrize("flip", [0, 1, 31], ids=["in order", "in pairs", "backwards"])
+@pytest.mark.parametrize("phases", [1, 2])
+def test_lanes_store_a_row(flip, phases):
+    """Lane k stores to word k ^ flip; the barrier awaits the 128 bytes in so many phases."""
+    out = np.zeros(32, np.uint32)
+    wait = "mbarrier.try_wait.parity.shared.b64 %p1, [%r1],"
+    announced = INIT.replace("128;", f"{128 // phases};")
+    second = (
+        "@%p0 mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 64;"
+        f"bar.warp.sync -1; NEXT: {wait} 1; @!%p1 bra NEXT;"
+    )
+    source = kernel(
+        f"{announced} ld.param.u64 %rd1, [d]; mul.wide.u32 %rd2, %r0, 4; add.u64 %rd2, %rd1, %rd2;"
+        f"bar.warp.sync -1; add.u32 %r3, %r0, 100; xor.b32 %r4, %r0, {flip};"
+        f"mad.lo.u32 %r4, %r4, 4, %r1; {STORE} [%r4+512], %r3, [%r1];"
+        f"WAIT: {wait} 0; @!%p1 bra WAIT; {second * (phases - 1)}"
+        "ld.shared.u32 %r5, [%r2+512]; st.global.u32 [%rd2], %r5;",
+        ".param .u64 d",
+        kernels.DYNAMIC,
+    )
+    report = kernels.launch(source, out, smem_bytes=4096)
+    np.testing.assert_array_equal(out, 100 + (np.arange(32) ^ flip))
+    assert report.bytes["st.async"] == 128
 
 
 def test_findings_come_in_the_order_of_the_lanes():

@@ -8,6 +8,7 @@ import random
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from ptxemu.codegen import native_writer
 from ptxemu.codegen.namespace import GLOBALS
 from ptxemu.codegen.program import Program
 from ptxemu.module import Module
-from ptxemu.native import ir, library, primitives
+from ptxemu.native import ir, library, operands, primitives
 from ptxemu.native.frame import Frame
 from ptxemu.native.ir import BITS, LANES, NUMPY, TABLE, Key
 from ptxemu.native.product import ROWS, multiply
@@ -148,7 +149,8 @@ def test_a_wrong_bit_is_noticed(monkeypatch, tmp_path) -> None:
             patch.setattr(primitives, "TABLE", {key: one})
             patch.setattr(primitives, "ACCESSES", {})
             patch.setattr(primitives, "OPERATIONS", ())
-            source = library.Source(name.encode(), list, primitives.module)
+            needed = partial(library.routines_of, operands)  # the product calls one
+            source = library.Source(name.encode(), needed, primitives.module)
             found = library.load(llvm, tmp_path / name, source)
         assert bool(unlike(found, key, 3)) == (name == "wrong")
 

@@ -43,15 +43,19 @@ ALONE = {
 
 
 def told(body: str, processes: int, **how: object) -> tuple[object, ...]:
-    """Return (memory, report of the launch or its error), without parts that may differ."""
+    """Return (memory, report of the launch or its error), without parts that may differ.
+
+    The launch has no limit, which one on a busy machine would reach.
+    """
     memory = np.arange(1, 32 * (GRID + 1) + 1, dtype=np.uint32)
     memory[GRID + 1 :] *= body != CHAIN
     if body == CHAIN:
         memory[1:] = 0
     try:
         report = launch(
-            kernel(body, ".param .u64 d"), memory, grid=(GRID,), processes=processes, **how
-        )
+            kernel(body, ".param .u64 d"), memory, grid=(GRID,), processes=processes, limit=None,
+            **how,
+        )  # fmt: skip
     except ptxemu.PtxEmuError as error:
         return memory, f"{type(error).__name__} {error}".replace(_address(memory), "d"), None
     kept = {name: getattr(report, name) for name in ("by_warp", "bytes", "counts", "unused")}
@@ -148,6 +152,26 @@ def test_ranges_are_joined():
     assert found.joined().tolist() == [[0, 20], [64, 68]]
     found.add(10, 64)
     assert found.joined().tolist() == [[0, 68]]
+
+
+def test_boxes_are_their_rows():
+    offsets = np.array([0, 100, 8])
+    found, wanted = Ranges(), Ranges()
+    for first in (0, 40, 0, 300):
+        found.add_box(first, offsets, 8)
+        wanted.add_each(offsets + first, 8)
+    assert found.joined().tolist() == wanted.joined().tolist()
+
+
+def test_blocks_are_generated_before_processes_begin():
+    """The second launch generates what the processes of the first one have executed."""
+    module = ptxemu.load(kernel(TRIPLE, ".param .u64 d"))
+    memory = np.arange(32 * GRID, dtype=np.uint32)
+    for _ in range(2):
+        assert not module.program(None).versions
+        launch(module, memory, grid=(GRID,), processes=2)
+    assert module.program(None).versions
+    np.testing.assert_array_equal(memory, 9 * np.arange(32 * GRID))
 
 
 @pytest.mark.parametrize(

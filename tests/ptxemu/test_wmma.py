@@ -118,6 +118,42 @@ def test_registers_of_f16_and_f32_accumulators_hold_the_same_elements() -> None:
     assert (out == values).all()
 
 
+@pytest.mark.parametrize(("kind", "how"), [("s4", ""), ("u4", ""), ("b1", "xor"), ("b1", "and")])
+def test_elements_below_a_byte(kind: str, how: str) -> None:
+    """Rows of A and columns of B lie 32 bits apart."""
+    bits, k = (1, 128) if kind == "b1" else (4, 32)
+    rng = np.random.default_rng(bits)
+    low = -8 if kind == "s4" else 0
+    left, right = (rng.integers(low, low + (1 << bits), (8, k)) for _ in range(2))
+    before, out = rng.integers(-9, 9, (8, 8)).astype(np.int32), np.zeros((8, 8), np.int32)
+    step, shape, op = k + 32 // bits, f"m8n8k{k}", f".{how}.popc" if how else ""
+    body = "".join(f"ld.param.u64 %rd{j}, [p{j}];\n" for j in range(4))
+    body += f"""wmma.load.a.sync.aligned.row.{shape}.{kind} {{%r0}}, [%rd0], {step};
+        wmma.load.b.sync.aligned.col.{shape}.global.{kind} {{%r1}}, [%rd1], {step};
+        wmma.load.c.sync.aligned.row.{shape}.s32 {{%r2, %r3}}, [%rd2];
+        wmma.mma{op}.sync.aligned.row.col.{shape}.s32.{kind}.{kind}.s32 {{%r4, %r5}}, {{%r0}},
+            {{%r1}}, {{%r2, %r3}};
+        wmma.store.d.sync.aligned.row.{shape}.s32 [%rd3], {{%r4, %r5}};
+        """
+    memory = [packed(left, bits), packed(right, bits), before, out]
+    text = kernel(body, ", ".join(f".param .u64 p{j}" for j in range(4)))
+    report = launch(text, params=pointers(*memory), memory=memory, check=True)
+    wide = left[:, None], right[None]
+    product = (wide[0] ^ wide[1]) if how == "xor" else wide[0] * wide[1]
+    assert (out == product.sum(-1) + before).all()
+    assert report.findings == []
+    other = text.replace("a.sync.aligned.row", "a.sync.aligned.col")
+    with pytest.raises(UnsupportedPtx, match="wmma"):
+        launch(other, params=pointers(*memory), memory=memory)
+
+
+def packed(values: np.ndarray, bits: int) -> np.ndarray:
+    """Rows of integers, the lowest bits first, with four bytes between them."""
+    shown = (values[..., None] >> np.arange(bits)) & 1
+    rows = np.packbits(shown.reshape(len(values), -1).astype(np.uint8), axis=1, bitorder="little")
+    return np.pad(rows, ((0, 0), (0, 4)))
+
+
 def test_a_product_saturates() -> None:
     text = program("u8", "m16n16k16", "s32", "s32", "row col row row")
     text = text.replace("m16n16k16.s32.u8.u8.s32", "m16n16k16.satfinite.s32.u8.u8.s32")

@@ -13,6 +13,7 @@ def _ask(barrier: str) -> str:
  [slot], [{barrier}];"""
 
 
+_ARRIVE = "cp.async.mbarrier.arrive.noinc.shared.b64 [full];"  # once copies have landed
 _SAME_STAGE = parts.TMA_LOAD.replace("full", "other")
 
 SCENARIOS = {
@@ -73,6 +74,45 @@ SCENARIOS = {
             ld.shared.b32 %r1, [%mine+1024]; //:use
         """,
         Lacks("half", "expect_tx", "load", "use"),
+    ),
+    "expect_tx before an arrival": Scenario(
+        f"""// cp.async arrives asynchronously: by then the bytes need not be announced.
+        warp 0:
+            @%first mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [full], 128; //:expect
+            {parts.BULK_LOAD}
+            bar.warp.sync -1;
+            mbarrier.arrive.shared.b64 _, [full]; //~copies: {_ARRIVE}
+        warp 1:
+            wait full, 0;
+            ld.shared.b32 %r1, [%mine];
+        """,
+        Lacks("copies", "arrive.expect_tx", later="expect", check="mbarrier"),
+    ),
+    "expect_tx and the arrival of another warp": Scenario(
+        f"""// That arrival has to come later, or the phase may end without the bytes.
+        warp 0:
+            @%first mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [full], 128; //:expect
+            {parts.BULK_LOAD}
+            bar.arrive 1, 64; //-barrier
+        warp 1:
+            bar.sync 1, 64; //-barrier
+            @%first mbarrier.arrive.shared.b64 _, [full];
+            wait full, 0;
+            ld.shared.b32 %r1, [%mine];
+        """,
+        Lacks("barrier", "arrive.expect_tx", later="expect", check="mbarrier"),
+    ),
+    "more bytes while some are outstanding": Scenario(
+        f"""// A phase that lacks bytes may be given more, without another arrival.
+        warp 0:
+            {parts.expect()}
+            @%first mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [full], 128;
+            {parts.TMA_LOAD}
+            {parts.TMA_LOAD.replace("[tile]", "[spare]")}
+        warp 1:
+            wait full, 0;
+            ld.shared.b32 %r1, [%mine+1024];
+        """,
     ),
     "a wait whose answer decides": Scenario(
         f"""// mbarrier.try_wait may fail at any time: whoever does not look knows nothing.
@@ -299,7 +339,6 @@ SCENARIOS = {
 
 
 _COPY = "cp.async.ca.shared.global [%mine], [%in], 4; //:copy"
-_ARRIVE = "cp.async.mbarrier.arrive.noinc.shared.b64 [full];"
 
 SCENARIOS |= {
     "cp.async.wait_group": Scenario(
@@ -407,6 +446,52 @@ SCENARIOS |= {
             {parts.MULTIPLY}
         """,
         Lacks("wait", "an mbarrier arrival and a wait", "copy", "mma"),
+    ),
+}
+
+# Bytes are announced without an arrival: an arrival of the phase has to come after expect_tx.
+_ANNOUNCE = f"""@%first mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [full], 128; //:expect
+            {parts.BULK_LOAD}"""
+
+SCENARIOS |= {
+    "expect_tx and an arrival": Scenario(
+        f"""// The warp that announces arrives; in the variant another warp does.
+        warp 0:
+            {_ANNOUNCE}
+            @%first mbarrier.arrive.shared.b64 _, [full]; //-other
+        warp 1:
+            //~other: @%first mbarrier.arrive.shared.b64 _, [full];
+            wait full, 0;
+            ld.shared.b32 %r1, [%mine];
+        """,
+        Lacks("other", "an arrival after expect_tx", "expect", check="mbarrier"),
+    ),
+    "expect_tx and asynchronous arrivals": Scenario(
+        f"""// They may come as soon as they are issued.
+        warp 0:
+            {_ANNOUNCE}
+            bar.arrive 1, 64; //-order
+        warp 1:
+            bar.sync 1, 64; //-order
+            cp.async.ca.shared.global [%mine+1024], [%in], 4;
+            {_ARRIVE}
+        warp 2:
+            wait full, 0;
+            ld.shared.b32 %r1, [%mine];
+            ld.shared.b32 %r2, [%mine+1024];
+        """,
+        Lacks("order", "an arrival after expect_tx", "expect", check="mbarrier"),
+        barriers={"full": 32},
+    ),
+    "expect_tx after arrive.expect_tx": Scenario(
+        f"""// Bytes that were announced before are still missing.
+        all:
+            {parts.expect(64)}
+            @%first mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [full], 64;
+            {parts.BULK_LOAD}
+            wait full, 0;
+            ld.shared.b32 %r1, [%mine];
+        """,
     ),
 }
 

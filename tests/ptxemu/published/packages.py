@@ -39,6 +39,7 @@ NVRTC = (
     "nvidia-cuda-runtime==13.5.37",
 )  # fmt: skip
 NUMBA = ("numba-cuda==0.30.4", "numba==0.68.1", "nvidia-nvvm==13.5.37", *NVRTC)
+CUPY = ("cupy-cuda13x==14.2.0", "fastrlock==0.8.4", "cuda-pathfinder==1.9.1", *NVRTC)
 TILELANG = (
     "tilelang==0.1.15", "z3-solver==4.15.4.0", "apache-tvm-ffi==0.1.12", "ml_dtypes==0.6.0",
     "cloudpickle==3.1.3", "psutil==7.2.2", "torch-c-dlpack-ext==0.1.5", *NVRTC,
@@ -59,6 +60,7 @@ PRODUCT_TILELANG = "product of 128 x 64 x 96 with two stages, fp16"
 PRODUCT_OPERATORS = "`get_operators`, the first product of 128 x 128 x 128, fp16"
 PRODUCT_QUACK = "`gemm`, 256 x 128 x 192, bf16, untuned"
 NORMS_QUACK = "`rmsnorm`, `softmax`, `topk`, rows of 1,024, bf16"
+KERNELS_CUPY = "`RawKernel`, `RawModule`, `ElementwiseKernel`, `sum`, fp32"
 CUB = "CUB's radix sort and scan of a block, fp32"
 DESCRIPTORS = "product through device descriptors, 200 x 136 x 160, fp16"
 GROUPS = "grouped product of 4 experts, RMSNorm, bf16"
@@ -78,6 +80,7 @@ TABLE = (
     Published("triton_rows", "b200", TRITON, "`cumsum` and `sort`, rows of 256, fp32", 2e-5),
     Published("triton_atomics", "h100", TRITON, "atomics and a lock over 8 blocks", 0.0),
     Published("numba_kernels", "h100", NUMBA, "product, histogram by atomics", 1e-4, kernels=2),
+    Published("cupy_kernels", "h100", CUPY, KERNELS_CUPY, 1e-4, kernels=4),
     Published("tilelang_product", "a100", TILELANG, PRODUCT_TILELANG, 1e-4, "sm_80"),
     Published("tilelang_product", "h100", TILELANG, PRODUCT_TILELANG, 1e-4, "sm_90a"),
     Published("nvrtc_cub", "h100", NVRTC, CUB, 1e-4, "sm_90a"),
