@@ -308,6 +308,8 @@ def fused_moe(
             bits that warns, since it is 11 to 24 % off. Of arranged experts: what they were
             arranged for, 'bf16' (0.3 % off) or 'e4m3' (3 to 5 %), which None stands for.
         tile_rows: of both products, see `grouped_gemm`; None: chosen by sizes.
+        few_rows: whether one cooperative launch computes all after the choice, for experts that
+            are arranged for bf16 and at most 256 slots in all. None stands for False so far.
         backend, arch: see `kernelkit.call.launch.choose_target`.
 
     Returns:

@@ -77,6 +77,7 @@ class Layer:
     activations: str | None = None  # format of x and h; None: that of the weights
     linear: RouterLinear | None = None  # computes the logits, if there are none
     chosen: Chosen | None = None  # instead of both; the router then only has top_k
+    few_rows: bool | None = None  # of arranged experts: one launch for both products and the sum
 
     @property
     def where(self) -> dict[str, Any]:
@@ -180,6 +181,10 @@ class Layer:
     def _check_own(self) -> None:
         """Raise for arguments that the products of this kind of experts do not support."""
         self._check_scales()
+        if self.few_rows:
+            raise NotImplementedError(
+                "few_rows True with packed experts: pass moe.arrange(experts), or None"
+            )
         fmt = self.experts.w13.fmt
         if self.fmt != fmt and (self.fmt, fmt) not in MIXED:
             possible = [fmt, *(x for x, w in MIXED if w == fmt)]
@@ -247,23 +252,27 @@ def run_routing(layer: Layer) -> Routed:
     if len(layer.x) == 1 and layer.chosen is None:
         tables = empty_tables(layer.x, layer.experts.experts, layer.router.slots)
         first = layer.first_expert if layer.is_partial else None
-        _, weights = _chosen(layer, (*tables, first))
+        _, weights = chosen_of(layer, (*tables, first))
         return Routed(weights, *tables)
-    ids, weights = _chosen(layer)
+    ids, weights = chosen_of(layer)
     slots = Slots(ids, layer.total, layer.first_expert, layer.end_expert, **layer.where)
     return Routed(weights, *run_permutation(slots))
 
 
-def _chosen(layer: Layer, order: OrderTables | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (ids, weights). `order` is written."""
+def chosen_of(
+    layer: Layer, order: OrderTables | None = None, cleared: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (ids, weights). `order` is written, and `cleared` becomes zeros."""
     if layer.chosen is not None:
+        if cleared is not None:
+            cleared.zero_()
         return layer.chosen.ids.int(), layer.chosen.weights.float()
     if layer.linear is not None:
         given = TokenChoices(layer.x, layer.linear, layer.router, **layer.where)
-        return run_route_tokens(given, order)
+        return run_route_tokens(given, order, cleared)
     assert layer.router_logits is not None
     choices = Choices(logits=layer.router_logits, **vars(layer.router), **layer.where)
-    return run_route(choices, order)
+    return run_route(choices, order, cleared)
 
 
 def run_experts(layer: Layer, routed: Routed) -> tuple[torch.Tensor]:
@@ -361,6 +370,7 @@ class FusedOptions(TypedDict, total=False):
     activations: Annotated[str | None, None]
     expert_range: Annotated[tuple[int, int] | None, None]
     tile_rows: Annotated[int | None, None]
+    few_rows: Annotated[bool | None, None]
     backend: Annotated[str, "auto"]
     arch: Annotated[str | None, None]
 

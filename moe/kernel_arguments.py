@@ -92,3 +92,43 @@ class MixedKernelArguments:
     numbers: Numbers
     sizes: Sizes
     ctas: Number  # of the grid
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewTensors:
+    """Tensors of a layer with few rows. A row of h and y is a slot of a token."""
+
+    x: Tensor  # bf16 [tokens, H]
+    w13: Tensor  # uint8 [E, bytes], as `moe.mixed.fragments` arranges them
+    w2: Tensor
+    factor13: Tensor  # fp32 [E], or [E, 2] for gate and up
+    factor2: Tensor  # fp32 [E]
+    ids: Tensor  # int32 [tokens * slots]
+    weights: Tensor  # fp32 [tokens * slots]
+    h: Tensor  # bf16 [tokens * slots, I]
+    y: Tensor  # fp32 [tokens * slots, H]
+    out: Tensor  # bf16 [tokens, H]
+    counts: Tensor  # int32, zeros before the launch
+    bias13: Tensor | None = None  # fp32 [E, rows of w13]
+    bias2: Tensor | None = None  # fp32 [E, rows of w2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewSizes:
+    """Sizes of a layer with few rows."""
+
+    tall13: Number  # 64 rows of an expert's weights of the first product make one
+    tall2: Number  # the same of the second product
+    first_expert: Number  # number of the first expert that is here
+    experts: Number  # experts that are here
+    inner: Number  # I
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewKernelArguments:
+    """Arguments of one launch of `moe.mixed.few.kernel.FewRows`."""
+
+    tensors: FewTensors
+    numbers: Numbers
+    sizes: FewSizes
+    ctas: Number  # of the grid, all of which run at the same time

@@ -17,7 +17,20 @@ import torch
 from lab.bench import steps
 from lab.bench.gqa import read_bandwidth
 from lab.bench.gqa_peers import error_of
-from lab.bench.moe_peers import LAYER, MAX_ERROR, OURS, OURS_E4M3, PEERS, W2, W13, Launch
+from lab.bench.moe_peers import (
+    LAYER,
+    MAX_ERROR,
+    ORDERED,
+    OURS,
+    OURS_E4M3,
+    PEERS,
+    W2,
+    W13,
+    Launch,
+    activations_of,
+    versions_of,
+)
+from lab.bench.peers.run import Run, values_of
 from lab.bench.perform import Bench
 from lab.flags.moe import MODEL_TOKENS, OF_MODELS
 from lab.measure.timing import capture, reason_of, replay, spreads
@@ -50,12 +63,14 @@ def title_of(row: Mapping[str, Any]) -> str:
 
 def ranked(rows: list[dict]) -> list[dict]:
     """The rows of one problem, those with a time also with `of_best`: the time of the quickest
-    other peer, called in any way, over theirs."""
-    theirs = [row for row in rows if row["peer"] not in (OURS, OURS_E4M3)]
-    best = min((row["us"] for row in theirs if "us" in row), default=None)
+    other peer, called in any way, over theirs. Peers have activations of the same dtype, or, where
+    there are none, of any."""
+    theirs = [row for row in rows if row["peer"] not in (OURS, OURS_E4M3) and "us" in row]
     for row in rows:
-        if "us" in row and best:
-            row["of_best"] = best / row["us"]
+        if "us" in row and theirs:
+            kind = activations_of(row["peer"])
+            alike = [other for other in theirs if activations_of(other["peer"]) == kind] or theirs
+            row["of_best"] = min(other["us"] for other in alike) / row["us"]
     return rows
 
 
@@ -116,12 +131,14 @@ def sizes_of(part: str, tokens: Tokens) -> dict[str, Any]:
     four bits and a share of a scale factor."""
     layer, counts = tokens.model.layer, tokens.counts
     matrices = {W13: 2 * layer.hidden * layer.intermediate, W2: layer.hidden * layer.intermediate}
-    values = sum(count for name, count in matrices.items() if part in (name, LAYER))
+    product = W13 if part == ORDERED else part
+    values = sum(count for name, count in matrices.items() if product in (name, LAYER))
     rows, used = sum(counts), sum(count > 0 for count in counts)
     weights = round(used * values * WEIGHT_BYTES[tokens.model.fmt])
     numbers = {
         LAYER: 2 * len(tokens.x) * layer.hidden,
         W13: len(tokens.x) * layer.hidden + rows * layer.intermediate,
+        ORDERED: rows * (layer.hidden + layer.intermediate),
         W2: rows * (layer.intermediate + layer.hidden),
     }
     return {
@@ -156,9 +173,14 @@ def rates() -> dict[str, float]:
 # -- peers ----------------------------------------------------------------------------------------
 
 
-def made(model: Model, names: Sequence[str]) -> tuple[dict[str, Any], list[dict]]:
+def made(
+    model: Model, names: Sequence[str], counts: Sequence[int] = ()
+) -> tuple[dict[str, Any], list[dict]]:
     """Peers with the weights laid out for them, or why there is none; and a row of each, with the
-    seconds and the bytes that it took beyond those of the result."""
+    seconds and the bytes that it took beyond those of the result.
+
+    counts: numbers of tokens, for peers that compile their kernels for several in parallel.
+    """
     found: dict[str, Any] = {}
     rows = []
     for name in names:
@@ -167,6 +189,8 @@ def made(model: Model, names: Sequence[str]) -> tuple[dict[str, Any], list[dict]
         row = {"kind": "weights", "model": model.name, "fmt": model.fmt, "peer": name}
         try:
             found[name] = PEERS[name](model)
+            if warm := getattr(found[name], "warm", None):
+                warm(counts)
         except ImportError as error:
             found[name] = row["refused"] = f"not installed: {error}"
         except Exception as refusal:  # noqa: BLE001  foreign libraries raise what they like
@@ -209,7 +233,7 @@ def launches_of(part: str, tokens: Tokens, peers: dict[str, Any], rows: Sequence
             launch = peer.launch(part, tokens)
             if row["how"] == GRAPH:
                 launch = graph_of(getattr(peer, "planned", peer.launch)(part, tokens))
-            y = launch()
+            y = values_of(launch)
             first = first or (row["peer"], y.float())
             row |= compared(y, first[1], first[0], getattr(peer, "max_error", MAX_ERROR["bf16"]))
         except Exception as refusal:  # noqa: BLE001  foreign libraries raise what they like
@@ -239,9 +263,9 @@ def graph_of(launch: Launch) -> Launch:
 
     def replayed(_held: Launch = launch) -> torch.Tensor:
         graph.replay()
-        return written[0]
+        return written[-1]
 
-    return replayed
+    return Run(replayed, launch.finish, (launch,)) if isinstance(launch, Run) else replayed
 
 
 # -- times ----------------------------------------------------------------------------------------
@@ -254,7 +278,8 @@ def time_part(
     model = tokens.model
     same = {"kind": "layer", "model": model.name, "fmt": model.fmt, "part": part}
     same |= {"routing": tokens.routing, "tokens": len(tokens.x), **sizes_of(part, tokens)}
-    rows = [{**same, "peer": name, "how": how} for name in peers for how in (GRAPH, EAGER)]
+    hows = (GRAPH, EAGER) if getattr(options, "eager", True) else (GRAPH,)
+    rows = [{**same, "peer": name, "how": how} for name in peers for how in hows]
     buffer, contestants = flush_buffer() if options.flush else None, {}
     for row, launch in launches_of(part, tokens, peers, rows):
         try:
@@ -306,7 +331,8 @@ def without_gpu(options: argparse.Namespace) -> list[dict]:
         used = min(layer.experts, slots) + router.shared
         each = slots // layer.experts if slots >= layer.experts else 1
         shown = {"kind": "static", "model": name, "part": part, "routing": "balanced"}
-        values = layer.hidden * layer.intermediate * {LAYER: 3, W13: 2, W2: 1}[part]
+        matrices = {LAYER: 3, W13: 2, ORDERED: 2, W2: 1}[part]
+        values = layer.hidden * layer.intermediate * matrices
         flop = 2 * values * (slots + count * router.shared)
         weights = round(used * values * WEIGHT_BYTES[options.format])
         shown |= {"tokens": count, "experts": used, "rows": each, "flop": flop}
@@ -340,7 +366,8 @@ class Layers(Bench):
 
     def machine(self) -> dict[str, Any]:
         self.options.machine = rates()
-        return {**self.options.machine, "clock_and_power": meter() or "unknown"}
+        found = {**self.options.machine, "clock_and_power": meter() or "unknown"}
+        return {**found, "peers": versions_of(self.options.peers or [*PEERS])}
 
     def rows(self, problem: tuple[str, str, int, str]) -> list[dict]:
         name, routing, count, part = problem
@@ -349,7 +376,8 @@ class Layers(Bench):
             self.model = self.peers = None
             _settled()
             self.model = model_of(name, self.options.format, "cuda")
-            self.peers, weights = made(self.model, self.options.peers or [*PEERS])
+            names = self.options.peers or [*PEERS]
+            self.peers, weights = made(self.model, names, self.options.rows)
         tokens = tokens_of(self.model, count, routing)
         return [*weights, *time_part(part, tokens, self.peers, self.options)]
 

@@ -1,29 +1,39 @@
-"""Peers that compute layers of experts in `bench.py moe --model`: moe, Triton's kernels, torch.
+"""Peers that compute layers of experts in `bench.py moe --model`: moe and the libraries of others.
 
 A peer is made once for a model, which lays the weights out for it, and then makes a launch of each
-part: the layer, from logits to the sum of a token's experts; `w13`, the first product with its
-gather and SwiGLU; `w2`, the second one. Products have their rows sorted by expert beforehand. A
-peer raises where it cannot: ImportError where it is not installed, anything else for a model or a
-part that it does not take. It is imported when it is asked for.
+part:
+
+- `layer`: from logits to the sum of a token's experts;
+- `w13`: the first product, which gathers its rows from the tokens, with SwiGLU;
+- `w13-ordered`: the same, of rows that lie sorted by expert;
+- `w2`: the second product, of rows that lie sorted by expert or, if the peer prefers that, by slot.
+
+Rows are sorted before a product is timed. Libraries whose product has no SwiGLU (Humming, Marlin)
+are timed without it in `w13`, which favours them. A peer raises where it cannot: ImportError where
+it is not installed, anything else for a model or a part that it does not take. It is imported when
+it is asked for. `lab.bench.peers` has the adapters to libraries that need one.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
+from lab.bench.peers import deepgemm, flashinfer_moe, glue, humming, marlin
+from lab.bench.peers.run import versions
 from lab.problems.moe_models import Model, Tokens, values
 from lab.problems.moe_steps import torch_route
 from moe import fused_moe, fused_moe_plan, mixed_gemm
 from moe.models import GPT_OSS_BETA
 
 OURS, OURS_E4M3 = "moe", "moe-e4m3"
-LAYER, W13, W2 = PARTS = ("layer", "w13", "w2")
+LAYER, W13, ORDERED, W2 = PARTS = ("layer", "w13", "w13-ordered", "w2")
 # of the worst row, norm over norm, beside the first peer that computed it
 MAX_ERROR = {"bf16": 0.02, "e4m3": 0.1}
 TRITON_WARPS = 8  # of a program: the layout of scale factors depends on it
@@ -32,8 +42,11 @@ Launch = Callable[[], torch.Tensor]
 
 
 class Ours:
-    """`fused_moe` and `mixed_gemm`. activations: what the products take of a token; in e4m3 the
-    layer alone is computed. where: `backend` and `arch` of both, this GPU by default."""
+    """`fused_moe` and `mixed_gemm`.
+
+    activations: bf16, or e4m3, in which the rows of a product are quantised before it is timed.
+    where: `backend` and `arch` of both, this GPU by default.
+    """
 
     def __init__(self, model: Model, activations: str = "bf16", **where: str) -> None:
         self.layer, self.where = model.layer, where or {"backend": "cuda"}
@@ -41,17 +54,20 @@ class Ours:
 
     def launch(self, part: str, tokens: Tokens) -> Launch:
         """Return a call of this part."""
-        if part != LAYER and self.experts.x != "bf16":
-            raise NotImplementedError(f"a product alone in {self.experts.x}: the layer")
         if part == LAYER:
             return partial(fused_moe, *self._layer(tokens), **self._options)
         given: dict[str, Any] = {"most_rows": len(tokens.x), **self.where}
+        x, w = {W13: tokens.x, ORDERED: None, W2: tokens.h}[part], self.experts.w13
         if part == W2:
-            given["bias"] = self.experts.bias2
-            return partial(mixed_gemm, tokens.h, self.experts.w2, tokens.rows.offsets, **given)
-        given |= {"bias": self.experts.bias13, "activation": self.layer.activation}
-        given |= {"rows": tokens.rows.slot_of_row, "slots": self.layer.router.slots}
-        return partial(mixed_gemm, tokens.x, self.experts.w13, tokens.rows.offsets, **given)
+            w, given["bias"] = self.experts.w2, self.experts.bias2
+        else:
+            given |= {"bias": self.experts.bias13, "activation": self.layer.activation}
+        if part == W13:
+            given |= {"rows": tokens.rows.slot_of_row, "slots": self.layer.router.slots}
+        x = glue.gathered(tokens) if x is None else x
+        if self.experts.x != "bf16":
+            x, given["x_scale"] = glue.quantised(x)
+        return partial(mixed_gemm, x, w, tokens.rows.offsets, **given)
 
     def planned(self, part: str, tokens: Tokens) -> Launch:
         """Return the form that a graph captures: a plan for a layer, else a call."""
@@ -118,6 +134,9 @@ class Triton:
             routed, gather, _ = self._sorted(tokens)
             given = {"gather_indx": gather, "fused_activation": self.swiglu}
             return partial(self.product, W13, tokens.x, routed, **given)
+        if part == ORDERED:
+            x, routed = glue.gathered(tokens), self._sorted(tokens)[0]
+            return partial(self.product, W13, x, routed, fused_activation=self.swiglu)
         if router.scoring != "softmax" or not router.renormalize or router.shared:
             raise NotImplementedError("its router is a softmax over the experts of a token")
 
@@ -177,6 +196,8 @@ class Torch:
             offsets = rows.offsets[1:]
             if part == W13:
                 return lambda: self.first(tokens.x[token], offsets, expert)
+            if part == ORDERED:
+                return partial(self.first, tokens.x[token], offsets, expert)
             return partial(self.product, W2, tokens.h, offsets, expert)
         return partial(self._all, tokens)
 
@@ -209,10 +230,39 @@ class Torch:
         return slots // ids.shape[1], ids.flatten()[slots].long()
 
 
+# Peers with a module of their own, which says why the library cannot run here.
+ADAPTERS: dict[str, tuple[ModuleType, dict[str, Any]]] = {
+    "humming": (humming, {}),
+    "humming-ordered": (humming, {"form": humming.GROUPED}),
+    "humming-tight": (humming, {"tight": True}),
+    "humming-ordered-tight": (humming, {"form": humming.GROUPED, "tight": True}),
+    "humming-e4m3": (humming, {"activations": "e4m3"}),
+    "humming-ordered-e4m3": (humming, {"form": humming.GROUPED, "activations": "e4m3"}),
+    "marlin": (marlin, {}),
+    "flashinfer": (flashinfer_moe, {}),
+    "deepgemm-e4m3": (deepgemm, {}),
+}
 PEERS: dict[str, Callable[[Model], Any]] = {
     OURS: Ours,
     OURS_E4M3: partial(Ours, activations="e4m3"),
     "triton": Triton,
     "triton-plain": partial(Triton, swizzled=False),
     "torch": Torch,
+    **{name: partial(module.prepare, **how) for name, (module, how) in ADAPTERS.items()},
 }
+DISTRIBUTIONS = {
+    "moe": ("nvidia-cutlass-dsl", "nvidia-cutlass-dsl-libs-cu13", "nvidia-cutlass-dsl-libs-cu12"),
+    "triton": ("triton", "triton-kernels"),
+}
+
+
+def activations_of(name: str) -> str:
+    """Return the dtype of the activations of a peer's products."""
+    return "e4m3" if name.endswith("e4m3") else "bf16"
+
+
+def versions_of(names: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Map each peer to the versions of its distributions that are installed."""
+    wanted = {name: DISTRIBUTIONS.get(name, ()) for name in names}
+    wanted |= {name: ADAPTERS[name][0].DISTRIBUTIONS for name in names if name in ADAPTERS}
+    return {name: found for name, each in wanted.items() if (found := versions(each))}

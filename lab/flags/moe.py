@@ -51,11 +51,24 @@ ONE_OF_EACH = (
     *("gpt-oss-120b", "deepseek-v3", "deepseek-v4-pro", "kimi-k2", "qwen3-235b-a22b"),
     "mixtral-8x7b",
 )
-PARTS = ("layer", "w13", "w2")
-PEERS = ("moe", "moe-e4m3", "triton", "triton-plain", "torch")
+PARTS = ("layer", "w13", "w13-ordered", "w2")
+PEERS = (
+    *("moe", "moe-e4m3", "triton", "triton-plain", "torch"),
+    *("humming", "humming-ordered", "humming-tight", "humming-ordered-tight"),
+    *("humming-e4m3", "humming-ordered-e4m3"),
+    *("marlin", "flashinfer", "deepgemm-e4m3"),
+)
 ROUTINGS = ("balanced", "random", "power-law")
 MODEL_TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384)
-OF_MODELS = ("routing", "format", "parts", "peers", "rounds", "flush")  # flags with --model alone
+OF_MODELS = (
+    "routing",
+    "format",
+    "parts",
+    "peers",
+    "rounds",
+    "flush",
+    "eager",
+)  # flags with --model alone
 SIZES = {
     "tokens": "number of tokens",
     "hidden": "hidden size, the width of a token",
@@ -163,6 +176,8 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     wish = {"action": argparse.BooleanOptionalAction, "default": True}
     words = "overwrite L2 before each call; default: yes"
     group.add_argument("--flush", help=words, **wish)
+    words = "time calls as well as CUDA graphs; default: yes"
+    group.add_argument("--eager", help=words, **wish)
 
 
 def add_errors(parser: argparse.ArgumentParser) -> None:

@@ -20,6 +20,7 @@ from kvcache.layouts.records import BF16_512, FP8_584, INDEXER_FP4, INDEXER_FP8,
 from kvcache.layouts.rows import Rows
 from kvcache.memory.cache import Cache
 from kvcache.movement.api import append_rows, append_swa, checksum, copy_slots, gather
+from lab.mutation.few_rows import few_rows
 from lab.mutation.latents import LATENT
 from lab.mutation.subject import Results, Subject
 from lab.problems import mixed_gemm
@@ -432,6 +433,7 @@ EXPERTS: dict[str, Subject] = {
     "moe mixed dependent launch": Subject(_dependent_mixed, "depend"),
     "moe mixed beside each other": Subject(_beside, "depend"),
     "moe mixed rows": Subject(_rows),
+    "moe few rows": Subject(few_rows),
     "moe permutation": Subject(lambda: _permutation(450)),
     "moe permutation in two": Subject(lambda: _permutation(1100)),
     "moe route softmax": Subject(lambda: _route("softmax")),

@@ -17,8 +17,10 @@ from kernelkit.call.launch import choose_target
 from kernelkit.call.operator import Operator
 from kernelkit.call.tensors import DTYPE_NAMES
 from kernelkit.compile.arch import written_for
-from moe.fused import Layer, Routed, combined, run_routing
+from moe.fused import Layer, Routed, chosen_of, combined, run_routing
 from moe.mixed.config import ARCHS, MixedConfig
+from moe.mixed.few import limits
+from moe.mixed.few.launch import FewArguments, new_counts, run_few
 from moe.mixed.fragments import PAIR_ROWS, ArrangedExperts
 from moe.mixed.launch import MixedArguments, forward, write_rows
 
@@ -48,12 +50,31 @@ class MixedLayer(Layer):
         if self.experts.x == "e4m3":
             target = choose_target(self.x.device, self.backend, self.arch, ARCHS)
             MixedConfig(x="e4m3").check_values(written_for(target.arch))
+        if self.few_rows:
+            if self.tile_rows is not None:
+                raise ValueError(f"few_rows True with tile_rows {self.tile_rows}: give one of both")
+            w13, slots = self.experts.w13, self.router.slots
+            limits.require(len(self.x), slots, w13.experts, w13.x)
 
 
 def run_layer(layer: MixedLayer) -> tuple[torch.Tensor]:
     """Compute the layer: [T, H] in the dtype of x."""
     layer.check()
+    if layer.few_rows:
+        return run_few_rows(layer)
     return run_experts(layer, run_routing(layer))
+
+
+def run_few_rows(layer: MixedLayer) -> tuple[torch.Tensor]:
+    """Compute the layer in two launches: the choice, and all after it."""
+    counts = new_counts(layer.x, layer.experts)
+    ids, weights = chosen_of(layer, cleared=counts)
+    first = layer.first_expert if layer.is_partial else 0
+    given = FewArguments(
+        layer.x, layer.experts, ids, weights, counts, layer.activation, layer.total, first,
+        layer.has_gaps, **layer.where,
+    )  # fmt: skip
+    return (run_few(given),)
 
 
 def run_experts(layer: MixedLayer, routed: Routed) -> tuple[torch.Tensor]:

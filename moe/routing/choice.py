@@ -61,6 +61,7 @@ class Outputs:
     scale: Float32
     shared_weight: Float32 | None  # None: no shared experts
     order: Order | None  # for a single token only, else None
+    cleared: cute.Tensor | None  # int32, which become zeros, or None
 
 
 @cute.jit
@@ -79,14 +80,17 @@ def order_of(fields: tuple[cute.Tensor | Int32 | None, ...] | None) -> Order | N
 
 
 def fake_outputs(config: RouteConfig) -> tuple:
-    """Return example arguments of a host function: (ids, weights), numbers, `Order` fields."""
+    """Return example arguments of a host function: (ids, weights), numbers, `Order` fields, the
+    words that become zeros."""
     slots, rows = cute.sym_int32(), cute.sym_int32()
     outputs = fake_tensor(Int32, slots), fake_tensor(Float32, slots)
     order = None
     if config.ordered:
         tables = (fake_tensor(Int32, size) for size in (cute.sym_int32(), rows, rows))
         order = (*tables, Int32(0) if config.partial else None)
-    return outputs, Float32(0.0), Float32(0.0) if config.shared else None, order
+    cleared = fake_tensor(Int32, cute.sym_int32()) if config.clears else None
+    scales = Float32(0.0), Float32(0.0) if config.shared else None
+    return outputs, scales, order, cleared
 
 
 class Choice:
@@ -105,7 +109,7 @@ class Choice:
         found: Candidates,
         outputs: Outputs,
     ) -> None:
-        """Write ids and weights of a token and, if requested, the order of its slots.
+        """Write ids and weights of a token and, if requested, the order of its slots, and zeros.
 
         Args:
             scores: a lane's logits, which are replaced by scores.
@@ -143,6 +147,11 @@ class Choice:
                 outputs.weights[place] = outputs.shared_weight
         if cutlass.const_expr(outputs.order is not None):
             self.sort(expert, lane, outputs.order)
+        if cutlass.const_expr(outputs.cleared is not None):
+            if token == 0:
+                every = cute.size(outputs.cleared)
+                for place in cutlass.range(lane, every, WARP_THREADS, unroll=1):
+                    outputs.cleared[place] = Int32(0)
 
     @cute.jit
     def sort(self, expert: Int32, lane: Int32, order: Order) -> None:

@@ -71,6 +71,7 @@ class RouteConfig:
     shared: int = 0  # experts added to every token, numbered after `experts`
     ordered: bool = False  # a single token, whose slots are also sorted by expert
     partial: bool = False  # with `ordered`: only a range of experts has rows
+    clears: bool = False  # words that a later launch counts in become zeros
 
     @property
     def slots(self) -> int:

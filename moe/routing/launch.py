@@ -14,6 +14,7 @@ from kernelkit.call.launch import choose_target, launch
 from kernelkit.call.operator import Operator
 from kernelkit.call.tensors import (
     DTYPE_NAMES,
+    in_sequence,
     plain_table,
     require_rank,
     require_table,
@@ -80,10 +81,10 @@ class Weighted:
 
 
 def run_route(
-    given: Choices, order: OrderTables | None = None
+    given: Choices, order: OrderTables | None = None, cleared: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch once, and return (ids, weights). The launch of a single token also writes the order of
-    its slots."""
+    its slots. cleared: int32, which become zeros."""
     logits, biases = given.logits, biases_of(given)
     _check_logits(logits, biases)
     config = config_of(given, logits.shape[1], logits.dtype)
@@ -91,12 +92,12 @@ def run_route(
     logits, bias, logit_bias = map(
         plain_table, (logits, biases.get("bias"), biases.get("logit_bias"))
     )
-    config = ordered(config_for(config, logits, bias, logit_bias), order)
+    config = writing(config_for(config, logits, bias, logit_bias), order, cleared)
     target = choose_target(logits.device, given.backend, given.arch, ARCHS)
     ids, weights = empty_choices(given)
     if len(logits):
         outputs = ids.view(-1), weights.view(-1)
-        arguments = (logits, bias, logit_bias, outputs, *scales, order)
+        arguments = (logits, bias, logit_bias, outputs, scales, order, cleared)
         compiled = compile_once(config, target.arch, "moe.routing.topk_kernel")
         launch(compiled, arguments, target, logits.device)
     return ids, weights
@@ -129,8 +130,11 @@ def config_for(config: RouteConfig, *read: torch.Tensor | None) -> RouteConfig:
     return in_vectors(config) if aligned else config
 
 
-def ordered(config: RouteConfig, order: OrderTables | None) -> RouteConfig:
+def writing(
+    config: RouteConfig, order: OrderTables | None, cleared: torch.Tensor | None
+) -> RouteConfig:
     """Return the config of a launch that writes these tables, or none."""
+    config = replace(config, clears=cleared is not None)
     if order is None:
         return config
     return replace(config, ordered=True, partial=order[-1] is not None)
@@ -159,7 +163,7 @@ def run_permutation(given: Slots) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     if ids.numel() == 0:
         outputs[0].zero_()
         return outputs
-    flat = ids.reshape(-1)  # no copy if ids is contiguous
+    flat = in_sequence(ids)
     counts, first = None, given.first_expert if partial else None
     if plan.config.chunked:
         counts = ids.new_empty(plan.chunks * plan.config.words)

@@ -83,9 +83,9 @@ class RouteLinear:
         self,
         tensors: tuple[cute.Tensor | None, ...],
         outputs: tuple[cute.Tensor, ...],
-        scale: Float32,
-        shared_weight: Float32 | None,
+        scales: tuple[Float32, Float32 | None],
         order: tuple[cute.Tensor | Int32 | None, ...] | None,
+        cleared: cute.Tensor | None,
         stream: CUstream,
     ) -> None:
         """Launch the kernel.
@@ -93,12 +93,13 @@ class RouteLinear:
         Args:
             tensors: fields of `Given`.
             outputs: ids int32 and weights fp32, (T * slots,).
-            shared_weight: None if no experts are shared.
+            scales: of the weights, and the weight of shared experts, None without any.
             order: fields of `Order`; None for more than one token.
+            cleared: int32, which become zeros, or None.
         """
         cluster, (tokens, _) = self.config.cluster, tensors[0].shape
         blocks = (tokens + BLOCK_TOKENS - 1) // BLOCK_TOKENS
-        written = Outputs(*outputs, scale, shared_weight, order_of(order))
+        written = Outputs(*outputs, *scales, order_of(order), cleared)
         self.kernel(Given(*tensors), written).launch(
             grid=(blocks * cluster, 1, 1),
             block=((LINEAR_WARPS + 1) * WARP_THREADS, 1, 1),

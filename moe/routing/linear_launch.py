@@ -31,9 +31,9 @@ from moe.routing.launch import (
     biases_of,
     config_for,
     config_of,
-    ordered,
     run_route,
     scales_of,
+    writing,
 )
 
 
@@ -49,21 +49,21 @@ class TokenChoices:
 
 
 def run_route_tokens(
-    given: TokenChoices, order: OrderTables | None = None
+    given: TokenChoices, order: OrderTables | None = None, cleared: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (ids, weights): one launch, or for many tokens torch's linear layer and one launch.
-    For a single token it also writes the order of its slots."""
+    For a single token it also writes the order of its slots. cleared: int32, which become zeros."""
     layer, router = given.linear, given.router
     config = _checked_config(given)
     if len(given.x) > config.most_tokens:
         logits = linear(given.x, layer.weight, layer.bias)
         where = {"backend": given.backend, "arch": given.arch}
-        return run_route(Choices(logits=logits, **vars(router), **where), order)
+        return run_route(Choices(logits=logits, **vars(router), **where), order, cleared)
     scales, biases = scales_of(router), biases_of(router)
     x, weight = plain_table(given.x), plain_table(layer.weight)
     tables = (plain_table(layer.bias), *(plain_table(biases.get(name)) for name in BIASES))
     config = LinearConfig(
-        ordered(config_for(config.route, *tables), order),
+        writing(config_for(config.route, *tables), order, cleared),
         config.hidden,
         config.weight_bias,
         config.ready,
@@ -72,7 +72,7 @@ def run_route_tokens(
     ids, weights = empty_token_choices(given)
     if len(x):
         outputs = ids.view(-1), weights.view(-1)
-        arguments = ((x, weight, *tables), outputs, *scales, order)
+        arguments = ((x, weight, *tables), outputs, scales, order, cleared)
         compiled = compile_once(config, target.arch, "moe.routing.linear_kernel")
         launch(compiled, arguments, target, x.device)
     return ids, weights

@@ -29,9 +29,9 @@ class Route:
         bias: cute.Tensor | None,
         logit_bias: cute.Tensor | None,
         outputs: tuple[cute.Tensor, ...],
-        scale: Float32,
-        shared_weight: Float32 | None,
+        scales: tuple[Float32, Float32 | None],
         order: tuple[cute.Tensor | Int32 | None, ...] | None,
+        cleared: cute.Tensor | None,
         stream: CUstream,
     ) -> None:
         """Launch the kernel.
@@ -40,11 +40,12 @@ class Route:
             logits: (T, E).
             bias, logit_bias: (E,) fp32, or None.
             outputs: ids int32 and weights fp32, (T * slots,).
-            shared_weight: None if no experts are shared.
+            scales: of the weights, and the weight of shared experts, None without any.
             order: fields of `Order`; None for more than one token.
+            cleared: int32, which become zeros, or None.
         """
         tokens, _ = logits.shape
-        written = Outputs(*outputs, scale, shared_weight, order_of(order))
+        written = Outputs(*outputs, *scales, order_of(order), cleared)
         self.kernel(logits, bias, logit_bias, written).launch(
             grid=((tokens + ROUTE_WARPS - 1) // ROUTE_WARPS, 1, 1),
             block=(ROUTE_WARPS * WARP_THREADS, 1, 1),

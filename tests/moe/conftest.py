@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+import moe.mixed.few.launch
 import moe.mixed.launch
 import moe.quantiser.launch
 import moe.routing.launch
@@ -23,8 +24,9 @@ def three_ctas(monkeypatch):
 
 @pytest.fixture
 def two_ctas(monkeypatch):
-    """Run Hopper's grouped GEMM with 4-bit weights on two CTAs: each has many tiles."""
-    monkeypatch.setattr("moe.mixed.launch.sms_of", lambda device: CTAS)
+    """Run products with arranged weights on two CTAs: each has many tiles."""
+    for name in ("moe.mixed.launch", "moe.mixed.few.launch"):
+        monkeypatch.setattr(f"{name}.sms_of", lambda device: CTAS)
 
 
 @pytest.fixture

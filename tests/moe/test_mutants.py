@@ -18,6 +18,7 @@ SAMPLES |= {
     "moe mixed, one step": 3,
     "moe mixed, shares of K": 3,
     "moe mixed rows": 5,
+    "moe few rows": 4,
     "moe route tokens": 5,
 }
 

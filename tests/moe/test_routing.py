@@ -216,6 +216,10 @@ def test_permutation(shape, arch):
     check_permutation(random_ids(*shape), shape[2], arch)
 
 
+def test_column_of_wider_ids():
+    check_permutation(random_ids(10, 3, 16)[:, 1:2], 16, "sm_90a")
+
+
 @each_arch
 @pytest.mark.parametrize("shape", MORE_PERMUTATIONS, ids=lambda shape: "-".join(map(str, shape)))
 def test_permutation_more(shape, arch):

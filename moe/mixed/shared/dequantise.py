@@ -45,6 +45,7 @@ def places(
 # moved to bf16's sign, last two exponent bits and first mantissa bit. The result is 2^-126 of the
 # value, even for subnormals. One multiplication by the scale factor times 2^126 is exact.
 
+SELECT = 0xE4  # lop3: the first operand where the third one is set, else the second
 MASK = 0x81C081C0  # of bf16: sign, two bits of exponent, one of mantissa; twice
 TWICE = 0x4040  # prmt selector: a byte in both halves of a word
 UE5M3_BASE = (235 << 7) * 0x00010001  # exponents of factors: 127 + 126 - 10 - 8
@@ -54,8 +55,13 @@ UE5M3_BASE = (235 << 7) * 0x00010001  # exponents of factors: 127 + 126 - 10 - 8
 def elements_of(first: Uint32, second: Uint32) -> tuple[tuple[Uint32, ...], ...]:
     """Return the four pairs of each of two words, scaled by 2^-126: of row g, of row g + 8, and of
     both rows 8 of K further."""
-    own, mask = Uint32(JOINED), Uint32(MASK)
-    joined = (first & own) | (turned(second, 32 - JOINED_TURN) & ~own)
+    mask = Uint32(MASK)
+    # The bits that both words leave over. From & and | the compiler would make two instructions.
+    joined = cute.arch.inline_ptx(
+        f"lop3.b32 {{$w0}}, {{$r0}}, {{$r1}}, {JOINED}, {SELECT};",
+        write_only_types=[Uint32],
+        read_only_args=[first, turned(second, 32 - JOINED_TURN)],
+    )
     result = []
     for word in cutlass.range_constexpr(2):
         whole = first if word == 0 else second
@@ -106,7 +112,9 @@ def factors_of(
 
 @cute.jit
 def dequantise(
-    words: tuple[Uint32, ...], factors: tuple[tuple[Uint32, ...], ...], result: cute.Tensor
+    words: tuple[Uint32, ...],
+    factors: tuple[tuple[Uint32, ...], ...],
+    result: cute.Tensor,
 ) -> None:
     """Convert a thread's words of a unit to the A operand of four MMAs: 16 words of two bf16."""
     for step in cutlass.range_constexpr(0, WORDS, 2):

@@ -82,23 +82,22 @@ class Loader:
         self, scope: Scope, tile: Tile, step: Int32, stage: Int32, barrier: cute.Pointer
     ) -> None:
         """Fetch the weights of one stage of a tile."""
-        plan, sizes, buffers = self.plan, scope.sizes, scope.buffers
+        plan, sizes, size = self.plan, scope.sizes, self.plan.unit_bytes
         every = scope.tensors.weights[tile.expert, None].iterator.toint()
         first = scope.share.first + step * plan.units
         for part in cutlass.range_constexpr(plan.tall):
             row = cutlass.min(tile.n * plan.tall + part, sizes.tall - 1)
-            source = every + Int64(row * sizes.units + first) * plan.unit_bytes
+            source = every + Int64(row * sizes.units + first) * size
             place = (stage * plan.tall + part) * plan.units
-            target = buffers.w.toint() + place * plan.unit_bytes
+            target = scope.buffers.w.toint() + place * size
             if first + plan.units <= sizes.units:
-                copy_bytes(source, target, plan.units * plan.unit_bytes, barrier)
+                with cute.arch.elect_one():
+                    copy_bytes(source, target, Int32(plan.units * size), barrier)
             else:
                 for unit in cutlass.range_constexpr(plan.units):
-                    own = cutlass.min(Int32(unit), sizes.units - 1 - first)
-                    place = target + unit * plan.unit_bytes
-                    copy_bytes(
-                        source + Int64(own) * plan.unit_bytes, place, plan.unit_bytes, barrier
-                    )
+                    own = Int64(cutlass.min(Int32(unit), sizes.units - 1 - first))
+                    with cute.arch.elect_one():
+                        copy_bytes(source + own * size, target + unit * size, Int32(size), barrier)
 
     @cute.jit
     def fetch_rows(
@@ -117,16 +116,14 @@ class Loader:
 
 
 @cute.jit
-def copy_bytes(
-    source: Int64, target: Int32, size: cutlass.Constexpr, barrier: cute.Pointer
-) -> None:
-    """Start to copy neighbouring bytes of global memory, whole 16 of them, to shared memory."""
-    with cute.arch.elect_one():
-        cute.arch.inline_ptx(
-            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-            f"[{{$r0}}], [{{$r1}}], {size}, [{{$r2}}];",
-            read_only_args=[target, source, Int32(barrier.toint())],
-        )
+def copy_bytes(source: Int64, target: Int32, size: Int32, barrier: cute.Pointer) -> None:
+    """Start to copy neighbouring bytes of global memory, whole 16 of them, to shared memory. One
+    thread calls this."""
+    cute.arch.inline_ptx(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+        "[{$r0}], [{$r1}], {$r2}, [{$r3}];",
+        read_only_args=[target, source, size, Int32(barrier.toint())],
+    )
 
 
 # ---- Gather role: some warps fetch the rows of x by token, swizzled as TMA would
