@@ -14,19 +14,22 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING
 
-from kernelkit.compile.arch import PORTABLE
+from kernelkit.compile.arch import PORTABLE, written_for
 from kernelkit.plan import hw
 from kernelkit.tune.choices import Choice, Tuned
 from q8_0.blocks import BLOCK
 from q8_0.config import (
     INTEGERS,
     MOST_TOKENS,
+    NUMBERS,
     PIECE,
     RESIDENT_WARPS,
     VECTOR_BYTES,
     BatchConfig,
     MatvecConfig,
 )
+from q8_0.numbers.choose import ARCHS as NUMBER_ARCHS
+from q8_0.numbers.config import DTYPES as NUMBER_DTYPES
 
 if TYPE_CHECKING:
     import torch
@@ -90,6 +93,18 @@ def product_config(
     """Tensor cores from two tokens on, but for x in fp32, whose bits they would not keep."""
     make = matvec_config if sizes[0] == 1 or dtype == "fp32" else batch_config
     return make(layout, dtype, out, sizes=sizes, bias=bias, sms=sms)
+
+
+def many_tokens(activations: str, dtype: str, arch: str) -> str:
+    """Return how `Q8Linear` multiplies more than MOST_TOKENS tokens: NUMBERS or INTEGERS.
+
+    Args:
+        activations: what the layer asks for; INTEGERS has its way
+        dtype: dtype of x
+        arch: architecture of the GPU, or of the emulator
+    """
+    possible = dtype in NUMBER_DTYPES and written_for(arch) in NUMBER_ARCHS
+    return NUMBERS if activations == NUMBERS and possible else INTEGERS
 
 
 def width_of(*numbers: int) -> int:

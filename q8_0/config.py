@@ -13,6 +13,7 @@ from q8_0.blocks import BLOCK, BLOCK_BYTES, SOA
 
 VECTOR_BYTES = 16  # of the widest access
 ITEMSIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "q8_1": 1}  # of activations and results
+NUMBERS = "numbers"  # activations as they are
 INTEGERS = "q8_1"  # activations as `q8_0.activations` has them
 PIECE = VECTOR_BYTES  # quants of a piece where products read them: a 16-byte load in SOA
 MOST_TOKENS = 16  # that share a read of the weights

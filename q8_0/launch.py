@@ -34,7 +34,7 @@ from q8_0.config import (
     RepackConfig,
 )
 from q8_0.params import DequantiseParams, MatvecParams, QuantiseParams, RepackParams, WeightWords
-from q8_0.weights import Weights, empty
+from q8_0.weights import Weights, address_of, empty
 
 ARCHS = ("sm_100a", "sm_90a", PORTABLE)
 MOST_FLAT = 1 << 33  # fewer weights than this are processed as one row: 32 bits count pieces of 4
@@ -115,7 +115,7 @@ def run_repack(given: Repacked) -> tuple[torch.Tensor]:
     to_soa = given.layout == SOA
     blocks, arrays = (weights, made) if to_soa else (made, weights)
     flat = _is_flat(blocks)
-    numbers = [_address(blocks.data)] + [blocks.row_stride] * (not flat)
+    numbers = [address_of(blocks.data)] + [blocks.row_stride] * (not flat)
     config = RepackConfig(to_soa, width_of(*numbers))
     rows, cols = _rows(weights, flat)
     tiles = -(-cols // (BLOCK * config.tile))
@@ -277,10 +277,6 @@ def _is_flat(weights: Weights) -> bool:
 def _rows(weights: Weights, flat: bool) -> tuple[int, int]:
     """(rows, columns) as a kernel takes them."""
     return (1, weights.rows * weights.cols) if flat else (weights.rows, weights.cols)
-
-
-def _address(data: torch.Tensor) -> int:
-    return 0 if data.device.type == "meta" else data.data_ptr()
 
 
 def _launch(config: Config, params: Any, ctas: int, target: Target, device: torch.device) -> None:

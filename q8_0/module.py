@@ -8,16 +8,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from kernelkit.call.launch import NoTarget, choose_target
 from kernelkit.call.tensors import DTYPE_NAMES, require_strided, require_type, require_types
 from q8_0.activations import Activations
 from q8_0.api import matvec, quantise
 from q8_0.blocks import SOA
-from q8_0.config import INTEGERS, MOST_TOKENS
+from q8_0.choose import many_tokens
+from q8_0.config import INTEGERS, MOST_TOKENS, NUMBERS
 from q8_0.files import GgufFile
-from q8_0.product.launch import product
+from q8_0.numbers.launch import product_of_numbers
+from q8_0.product.launch import ARCHS, product
 from q8_0.weights import Weights, empty
 
-NUMBERS = "numbers"
 ACTIVATIONS = (NUMBERS, INTEGERS)
 
 
@@ -25,9 +27,10 @@ class Q8Linear(nn.Module):
     """y = x W^T + bias, W [out_features, in_features] in Q8_0, of either layout.
 
     Up to 16 tokens share one read of the weights (`q8_0.matvec`): x is multiplied as it is, in
-    fp32, or with activations='q8_1' rounded to int8 first. More tokens go through the int8 tensor
-    cores (`q8_0.product`), always rounded to int8. Either way the result has the dtype of x, and
-    the bias that dtype, too. A change of dtype of the module leaves the weights as they are.
+    fp32, or with activations='q8_1' rounded to int8 first. More tokens in fp16 or bf16 are
+    multiplied as they are on Hopper (`q8_0.numbers`). On other GPUs, in fp32, and with
+    activations='q8_1' they are rounded to int8 first (`q8_0.product`). The result has the dtype of
+    x, and the bias that dtype, too. A change of dtype of the module leaves the weights as they are.
     """
 
     data: torch.Tensor
@@ -108,6 +111,8 @@ class Q8Linear(nn.Module):
             if self.activations == INTEGERS:
                 given = quantise(rows, **place)
             y = matvec(self.weights, given, self.bias, out_dtype=x.dtype, **place)
+        elif arithmetic(self.activations, x.dtype, x.device, backend, arch) == NUMBERS:
+            y = product_of_numbers(self.weights, rows, self.bias, **place)
         else:
             y = product(
                 self.weights, quantise(rows, **place), self.bias, out_dtype=x.dtype, **place
@@ -119,3 +124,21 @@ class Q8Linear(nn.Module):
         sizes = f"in_features={self.in_features}, out_features={self.out_features}"
         kinds = f"layout={self.layout!r}, activations={self.activations!r}"
         return f"{sizes}, {kinds}, bias={self.bias is not None}"
+
+
+def arithmetic(
+    activations: str, dtype: torch.dtype, device: torch.device, backend: str, arch: str | None
+) -> str:
+    """Return how more than MOST_TOKENS tokens in `dtype` are multiplied on `device`: NUMBERS or
+    INTEGERS. Tracers take the result as constant."""
+    if activations == INTEGERS or dtype not in DTYPE_NAMES:
+        return INTEGERS
+    try:
+        target = choose_target(device, backend, arch, ARCHS)
+    except NoTarget:  # shapes are asked for, not numbers
+        return INTEGERS
+    return many_tokens(activations, DTYPE_NAMES[dtype], target.arch)
+
+
+# The mark of `torch.compiler.assume_constant_result`, which would import torch's compiler here.
+arithmetic._dynamo_marked_constant = True  # type: ignore[attr-defined]

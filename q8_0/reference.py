@@ -121,6 +121,15 @@ def product(
     return (total if bias is None else total + bias.float()).to(out_dtype)
 
 
+def product_of_numbers(
+    weights: Weights, x: torch.Tensor, out_dtype: torch.dtype, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """[tokens, rows], with the rounding of `q8_0.numbers.launch.product_of_numbers`: of each weight
+    to the dtype of x, and of the result. Its sums are in fp64."""
+    found = x.double() @ dequantise(weights, x.dtype).double().T
+    return (found if bias is None else found + bias.double()).to(out_dtype)
+
+
 def fused(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
     """x y + z, rounded to fp32 once. All are fp64 of fp32 numbers, x and y with few enough bits
     that fp64 has their product.

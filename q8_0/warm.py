@@ -14,10 +14,11 @@ from kernelkit.compile.compiler import collecting
 from kernelkit.compile.keys import KernelKey
 from kernelkit.compile.warm import Progress, Warmed, counts, kernels_over, warm
 from kernelkit.tune.choices import standing_for
-from q8_0.choose import measured, product_config
+from q8_0.choose import many_tokens, measured, product_config
 from q8_0.config import (
     INTEGERS,
     MOST_TOKENS,
+    NUMBERS,
     BatchConfig,
     DequantiseConfig,
     MatvecConfig,
@@ -25,6 +26,8 @@ from q8_0.config import (
     RepackConfig,
 )
 from q8_0.launch import ARCHS, Config, compile_kernel
+from q8_0.numbers.launch import candidates_for as numbers_for
+from q8_0.numbers.launch import compile_kernel as compile_numbers
 from q8_0.product.choose import TUNED
 from q8_0.product.launch import candidates_for, config_for
 from q8_0.product.launch import compile_kernel as compile_product
@@ -42,7 +45,7 @@ def warmup(
     progress: Progress | bool | None = None,
 ) -> Warmed:
     """Find or compile the kernels of `repack` (of rows in one piece, aligned), `dequantise`,
-    `quantise`, `matvec`, and with more tokens than it takes of the product behind `Q8Linear`, for
+    `quantise`, `matvec`, and with more tokens than it takes of the products behind `Q8Linear`, for
     weights like these, whatever their contents.
 
     Args:
@@ -98,6 +101,9 @@ def kernels_for(
                 of_rules = candidates_for(weights, result, arch, bias=bias)
                 for config in (*of_rules.values(), config_for(weights, result, arch, bias=bias)):
                     compile_product(config, arch)
+                if out in dtypes and many_tokens(NUMBERS, out, arch) == NUMBERS:
+                    for each in numbers_for(weights, result, bias=bias):
+                        compile_numbers(each, arch)
         return found
 
     many = [count for count in tokens if count > MOST_TOKENS]

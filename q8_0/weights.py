@@ -143,3 +143,8 @@ def empty(rows: int, cols: int, layout: str, device: torch.device | str | None =
     rows, cols = as_number("rows", rows, int), as_number("cols", cols, int)
     shape = (rows, interleaved_bytes(cols)) if layout == INTERLEAVED else (soa_bytes(rows, cols),)
     return Weights(torch.empty(shape, dtype=torch.uint8, device=device), rows, cols, layout)
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor's first element, 0 without memory ('meta')."""
+    return 0 if tensor.device.type == "meta" else tensor.data_ptr()

@@ -15,6 +15,7 @@ SMALL_SHAPES, SMALL_TOKENS = ((40, 128),), (1, 3, 17)  # where the emulator runs
 LAYOUTS = ("soa", "interleaved")  # of q8_0.blocks, which are few enough to stand here
 DTYPES = ("bf16", "fp16", "fp32")
 OPERATIONS = ("repack", "dequantise", "quantise", "matvec", "integer", "product")
+HOPPER = ("numbers",)  # operations with kernels for Hopper alone
 
 
 def shape(text: str) -> tuple[int, int]:
@@ -41,7 +42,7 @@ def _add_problems(
     add(group, "tokens", words, tokens, shown=" ".join(map(groups.spelt, tokens)), **some)
     some = {"choices": LAYOUTS, "nargs": "+", "shown": "both"}
     add(group, "layouts", "layouts of the weights", LAYOUTS, **some)
-    some = {"choices": OPERATIONS, "nargs": "+", "shown": "all"}
+    some = {"choices": OPERATIONS + HOPPER, "nargs": "+", "shown": "all but numbers"}
     add(group, "operations", what, OPERATIONS, **some)
     return group
 

@@ -16,7 +16,15 @@ from kernelkit.compile.keys import KernelKey
 from kernelkit.plan import hw
 from lab.problems import family
 from lab.problems.family import Family
-from lab.problems.sections import Rows, Section, byte_range, lines_of, plural, smem_title
+from lab.problems.sections import (
+    Rows,
+    Section,
+    byte_range,
+    lines_of,
+    plural,
+    shared_memory,
+    smem_title,
+)
 from lab.sass.kernel import Subject, subject_of
 from lab.tools.common import describe
 from lab.tools.place import Place
@@ -34,6 +42,9 @@ from q8_0.config import (
     RepackConfig,
 )
 from q8_0.launch import ARCHS
+from q8_0.numbers.config import TILE_ROWS, UNIT, NumbersConfig
+from q8_0.numbers.launch import product_of_numbers
+from q8_0.numbers.plan import make_plan
 from q8_0.product.choose import group_of
 from q8_0.product.config import BLOCKS_OF_STAGE, HALVES, ProductConfig
 from q8_0.product.launch import product
@@ -41,7 +52,9 @@ from q8_0.weights import empty
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 OURS = "q8_0"  # the peer of an operation that reads no weights
-PRODUCTS = ("matvec", "integer", "product")
+PRODUCTS = ("matvec", "integer", "product", "numbers")
+LARGE = ("product", "numbers")  # of more tokens than share a read of the weights
+OF_NUMBERS = ("matvec", "numbers")
 LARGEST_ERROR = 2.0**-8  # of a product, over the largest result: half a step of bf16 is 2^-9
 Calls = dict[str, Callable[[], Any]]
 COLUMNS = (
@@ -150,7 +163,7 @@ def problems_of(options: argparse.Namespace) -> Iterator[Problem]:
     for operation, (rows, cols) in itertools.product(options.operations, options.shapes):
         for tokens in options.tokens if operation not in ("repack", "dequantise") else (0,):
             few = tokens <= MOST_TOKENS
-            if operation == "quantise" or few == (operation != "product") or not tokens:
+            if operation == "quantise" or few == (operation not in LARGE) or not tokens:
                 own = kind | {"bias": kind.get("bias", False) and operation in PRODUCTS}
                 yield Problem(operation, rows, cols, tokens, layouts, **own)
 
@@ -211,6 +224,7 @@ class Inputs:
             "matvec": lambda w: matvec(w, self.x, self.bias, **place),
             "integer": lambda w: matvec(w, self.rounded, self.bias, **of_integers),
             "product": lambda w: product(w, self.rounded, self.bias, **of_integers),
+            "numbers": lambda w: product_of_numbers(w, self.x, self.bias, **place),
         }
         if problem.operation == "quantise":
             return {OURS: lambda: quantise(self.x, **place)}
@@ -227,7 +241,7 @@ def check(problem: Problem, inputs: Inputs, peer: str, result: Any) -> float:
     """The largest error of a product of ours, over the largest result of fp64; 0 of what has the
     bits of the reference. ValueError where a result is wrong."""
     if problem.operation in PRODUCTS:
-        x = inputs.x if problem.operation == "matvec" else inputs.rounded
+        x = inputs.x if problem.operation in OF_NUMBERS else inputs.rounded
         exact = reference.matvec(inputs.weights[peer], x, inputs.bias)
         error = ((result.double() - exact).abs().amax() / exact.abs().amax()).item()
         if not error < LARGEST_ERROR:
@@ -264,6 +278,9 @@ def sections_of(problem: Problem, config: Any, arch: str) -> Iterator[Section]:
     if isinstance(config, ProductConfig):
         yield sharing, tiles(problem, config)
         yield smem_title(config.smem_bytes, hw.smem_bytes_per_cta(arch)), memory(config)
+    elif isinstance(config, NumbersConfig):
+        yield sharing, tiles_of_numbers(problem, config)
+        yield shared_memory(make_plan(config).smem)
     elif isinstance(config, MatvecConfig | BatchConfig):
         yield sharing, warps(problem, config, arch)
     else:
@@ -289,6 +306,20 @@ def tiles(problem: Problem, config: ProductConfig) -> Rows:
         ("K", f"{plural(stages, 'stage')} of {BLOCKS_OF_STAGE} blocks, {config.stages} in rings"),
         ("sums", f"mma.sync m16n8k32 in int8, exact; added in fp32 {ADDING[config.adding]}"),
         ("CTAs of an SM", f"{config.ctas_per_sm}, if a thread uses at most {most} registers"),
+    ]  # fmt: skip
+
+
+def tiles_of_numbers(problem: Problem, config: NumbersConfig) -> Rows:
+    """Describe the tiles of the product of numbers, and the CTAs of a cluster."""
+    tokens = -(-problem.tokens // config.tile_tokens)
+    rows, (stages, of_weights) = -(-problem.rows // TILE_ROWS), make_plan(config).stages
+    pair = "each fetches half of the tokens for both" if config.pair else "none shares tokens"
+    return [
+        ("tiles", f"{tokens} of {config.tile_tokens} tokens, {rows} of {TILE_ROWS} rows"),
+        ("cluster", f"{plural(config.ctas, 'CTA')}: {pair}; {config.split} share K of a tile"),
+        ("K", f"{stages} stages of {UNIT} columns of tokens, {of_weights} of {config.stage_k} "
+              "columns of weights"),
+        ("sums", f"wgmma m64n{config.tile_tokens}k16 of weights in {config.dtype} from registers"),
     ]  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from q8_0.activations import Activations
 from q8_0.product.choose import Shape, Sizes, candidates, fastest, group_of, measured
 from q8_0.product.config import ProductConfig
 from q8_0.product.params import Matrix, ProductParams, WeightMatrix
-from q8_0.weights import Weights
+from q8_0.weights import Weights, address_of
 
 ARCHS = ("sm_100a", "sm_90a", PORTABLE)
 MOST_COLS = 1 << 22  # offsets within the rows of a tile are counted in 32 bits
@@ -130,8 +130,8 @@ def candidates_for(
 ) -> dict[Shape, ProductConfig]:
     """Return the candidates from which the rules choose a call's kernel."""
     unit = hw.SMEM_UNIT_BYTES
-    ends = _address(out) | (out.stride(0) * out.itemsize if len(out) > 1 else 0)
-    starts = _address(weights.data) | weights.row_stride
+    ends = address_of(out) | (out.stride(0) * out.itemsize if len(out) > 1 else 0)
+    starts = address_of(weights.data) | weights.row_stride
     places = {"aligned": starts % unit == 0, "vector": ends % unit == 0, "bias": bias}
     names = weights.layout, DTYPE_NAMES[out.dtype]
     return candidates(*names, _sizes(weights, out), arch, **places)
@@ -180,10 +180,6 @@ def _check(given: Multiplied) -> None:
     if out is not None:
         require_tensors(out=out, x=x.quants)
         require_table("out", out, given.out_dtype, (x.tokens, weights.rows))
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return 0 if tensor.device.type == "meta" else tensor.data_ptr()
 
 
 PRODUCT = Operator("q8_0_product", Multiplied, run_product, empty_product, results=1)

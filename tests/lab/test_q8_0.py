@@ -62,7 +62,7 @@ def problems(command, given: str) -> list[cases.Problem]:
 
 def test_a_bias_is_of_products():
     assert {(p.operation, p.bias) for p in problems(EXPLAIN, "--bias")} == {
-        *((name, True) for name in cases.PRODUCTS),
+        *((name, True) for name in cases.PRODUCTS if name not in flags.HOPPER),
         *((name, False) for name in ("repack", "dequantise", "quantise")),
     }
     (one,) = problems(EXPLAIN, "--operations product --tokens 64 --shapes 8x32 --dtype fp32 --bias")
@@ -149,13 +149,25 @@ def test_figures_of_a_kernel(written, tmp_path):
         assert sum(found["sass"].values()) == found["instructions"]
 
 
+def test_numbers_are_explained_for_hopper(printed):
+    """Tiles and clusters of a product of numbers; a clear refusal for other GPUs."""
+    given = "explain.py q8_0 --operations numbers --tokens 128 --layouts soa --arch"
+    text = printed(f"{given} sm_90a")
+    assert "1 of 128 tokens, 64 of 128 rows" in text
+    assert "2 share K of a tile" in text
+    problem = problems(EXPLAIN, "--operations numbers --tokens 17 --layouts soa")[0]
+    with pytest.raises(NotImplementedError, match="accepts sm_90a; on other GPUs, `quantise` x"):
+        problem.keys("sm_89")
+
+
 # -- flags ----------------------------------------------------------------------------------------
 
 
 def test_flags_name_what_there_is():
     """Flags are known without importing the packages."""
     assert (*cases.DTYPES,) == flags.DTYPES
-    assert set(cases.PRODUCTS) < set(flags.OPERATIONS)
-    for operation in flags.OPERATIONS:
+    every = flags.OPERATIONS + flags.HOPPER
+    assert set(cases.PRODUCTS) < set(every)
+    for operation in every:
         problem = cases.Problem(operation, 8, 32, 1, flags.LAYOUTS)
         assert cases.Inputs.empty(problem).calls(problem)
