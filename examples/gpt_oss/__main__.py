@@ -59,12 +59,11 @@ def parser() -> argparse.ArgumentParser:
         help="sum few tokens by one launch, in which a GPU reads what all have; by default where "
         "all are in one host and can")  # fmt: skip
     add("--compile", action="store_true", help="torch.compile what is between the kernels")
-    add(
-        "--share",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="begin a prompt with what is kept of another one; by default, but for --cp",
-    )
+    add("--fuse", action=argparse.BooleanOptionalAction, default=True,
+        help="decode few requests in fused launches")  # fmt: skip
+    add("--padded", type=int, help="tokens of a prefill that is padded, at most; 4096 on a GPU")
+    add("--share", action=argparse.BooleanOptionalAction, default=None,
+        help="begin a prompt with what is kept of another; by default, but for --cp")  # fmt: skip
     add("--repeats", type=int, default=1, help="runs that are timed, with other prompts each")
     add("--warm-up", action=argparse.BooleanOptionalAction, default=None,
         help="run other prompts of the same sizes first; by default on a GPU")  # fmt: skip
@@ -127,11 +126,13 @@ def _perform(options: argparse.Namespace, device: torch.device, ranks: Ranks | N
     tokens = options.prompt_len + options.new_tokens
     progress = sys.stderr.isatty()
     weights = load(config, source, experts=options.experts, progress=progress)
-    model = Model(config, weights, tokens, compiled=options.compile, ranks=ranks)
+    model = Model(
+        config, weights, tokens, compiled=options.compile, fuses=options.fuse, ranks=ranks
+    )
     engine = Engine(
         model, requests=options.batch, tokens=tokens, chunk=options.chunk, graph=options.graph,
         share=not options.cp if options.share is None else options.share,
-        keep_logits=options.compare,
+        keep_logits=options.compare, padded=options.padded,
     )  # fmt: skip
     print(f"{config.name}, experts in {options.experts}, {_words(engine)}")
     on_gpu = device.type == "cuda"

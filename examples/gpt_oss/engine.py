@@ -3,26 +3,39 @@
 A step of the engine is either a prefill of what waits or a token for every request. A decoding step
 is one CUDA graph for each number of requests, and the next one is launched before the host has read
 the tokens of this one: they are on the device already, and the cache's books hear later which they
-are. So the GPU does not wait for the host, which is a step behind.
+are. So the GPU does not wait for the host, which is a step behind. A prefill of few tokens is
+padded to one of few sizes, and is a CUDA graph, too: launch by launch the host takes longer than
+the GPU.
 """
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 
-from examples.gpt_oss.cache import Decoding, Kept, Prefill, SharedPrefill
+from examples.gpt_oss.cache import (
+    Decoding,
+    Kept,
+    PaddedPrefill,
+    Prefill,
+    PromptShape,
+    SharedPrefill,
+)
 from examples.gpt_oss.model import Model
 from kernelkit.call.tensors import brought
-from kvcache import Placeholders, Request
+from kvcache import Placeholders, Request, Step
 
 PREFILL, DECODE = "prefill", "decode"
+# Sizes of padded prefills: at most an eighth is padding, from 512 tokens on.
+PADDED = (16, 32, *range(64, 1024, 64), *range(1024, 2048, 128), *range(2048, 4097, 256))
 
 
 @dataclass(eq=False)
@@ -118,7 +131,9 @@ class TokenStep:
             self._forward()
             return
         if self._graph is None:
-            self._graph = self._captured()
+            given = self.ids.clone()
+            # What a step writes to the cache, it writes again; `ids` are put back.
+            self._graph = captured(self._forward, lambda: self.ids.copy_(given))
         self._graph.replay()
 
     def flight(self, jobs: list[Job], keep_logits: bool) -> Flight:
@@ -133,23 +148,65 @@ class TokenStep:
 
     def _forward(self) -> None:
         self.decoding.prepare()
-        self.logits = self.model(self.ids, self.decoding.tables["positions"], self.decoding)
-        self.ids.copy_(self.model.chosen(self.logits))
+        positions, decoding = self.decoding.tables["positions"], self.decoding
+        self.logits = self.model.decoded(self.ids, positions, decoding, decoding)
+        self.model.choose(self.logits, self.ids)
 
-    def _captured(self) -> torch.cuda.CUDAGraph:
-        """Everything compiles and allocates before: what a step writes to the cache, it writes
-        again, so doing it thrice changes nothing but `ids`, which are put back."""
-        given, stream = self.ids.clone(), torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                self._forward()
-                self.ids.copy_(given)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+
+class PromptStep:
+    """A prefill of prompts in tables of fixed size; on a GPU, with `graph`, one CUDA graph.
+
+    logits: [B, V] of the last token of each request.
+    newest: int64 [B], the most likely tokens.
+    """
+
+    def __init__(
+        self, model: Model, kept: Kept, shape: PromptShape, graph: bool, pool: Pool | None
+    ) -> None:
+        self.model, self.prefill = model, PaddedPrefill(kept, shape)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if graph:
+            self.prefill.fill(None)
+            self._graph = captured(self._forward, pool=pool)
+
+    def run(self, step: Step, ids: Sequence[np.ndarray]) -> None:
+        """Append the tokens of a step; replace `logits` and `newest`."""
+        self.prefill.fill(step, ids)
+        if self._graph is None:
             self._forward()
-        return graph
+        else:
+            self._graph.replay()
+
+    def _forward(self) -> None:
+        tables, attend = self.prefill.tables, self.prefill.attend
+        self.logits = self.model(tables["ids"], tables["positions"], attend, tables["last"])
+        self.newest = self.model.chosen(self.logits)
+
+
+Pool = Any  # of the memory that graphs share; see torch.cuda.graph_pool_handle
+
+
+def captured(
+    forward: Callable[[], None],
+    put_back: Callable[[], object] = lambda: None,
+    pool: Pool | None = None,
+) -> torch.cuda.CUDAGraph:
+    """Return a graph of `forward`, which runs twice before, since then everything compiles.
+
+    put_back: called after each of these runs.
+    pool: memory that the graph shares with others, whose results are lost when it runs.
+    """
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            forward()
+            put_back()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        forward()
+    return graph
 
 
 class Engine:
@@ -159,7 +216,9 @@ class Engine:
         requests: Maximum number of requests at a time; others wait.
         tokens: Maximum number of tokens of a request, prompt and new ones together.
         chunk: Maximum number of tokens of a prefill; a prompt that ranks share is not limited.
-        graph: Whether decoding steps are CUDA graphs; None: on a GPU.
+        graph: Whether decoding steps and padded prefills are CUDA graphs; None: on a GPU.
+        padded: Prefills of at most so many tokens are padded to one of the sizes `PADDED`; 0: none,
+            None: all sizes, if they are graphs.
         share: Whether prompts reuse cached tokens of others with the same beginning.
         keep_logits: Whether jobs get the logits of every new token.
     """
@@ -172,6 +231,7 @@ class Engine:
         tokens: int,
         chunk: int = 8192,
         graph: bool | None = None,
+        padded: int | None = None,
         share: bool = True,
         keep_logits: bool = False,
     ) -> None:
@@ -189,7 +249,10 @@ class Engine:
         self.queue: deque[Job] = deque()
         self.running: list[Job] = []
         self.took: list[Took] = []
+        self.padded = (PADDED[-1] if self.graph else 0) if padded is None else padded
         self._steps: dict[int, TokenStep] = {}
+        self._prompt_steps: dict[PromptShape, PromptStep] = {}
+        self._pool: Pool | None = None
         self._flight: Flight | None = None
         self._spent = 0.0  # seconds since the last step that `took` tells of
 
@@ -248,24 +311,42 @@ class Engine:
         """The next tokens of prompts, `chunk` of all together at most: of how many requests, how
         many.
 
-        A piece ends where a checkpoint is to be taken, so that other prompts can begin there.
+        A piece leaves a checkpoint where other prompts can begin, and needs not end there.
         """
-        cache, room, batch = self.kept.cache, self.chunk, {}
+        cache, room, batch, share = self.kept.cache, self.chunk, {}, self.kept.share
         for job in jobs:
             if not room:
                 break
-            count = cache.manager.room(job.held, min(room, job.waiting))
+            count = cache.manager.room(job.held, min(room, job.waiting), marks=share)
             batch[job.held] = job.ids[job.held.length :][:count]
             room -= count
-        with cache.step(batch) as step:
-            attend = Prefill(self.kept, step)
-            flat = torch.from_numpy(np.concatenate([*batch.values()]))
-            ids, positions = brought(flat, self.model.device), attend.at["positions"]
-            logits = self.model(ids, positions, attend, attend.last)
-            newest = self.model.chosen(logits)
+        ids = [*batch.values()]
+        padded = self._padded(self.chunk - room, [job.held.length for job in jobs[: len(batch)]])
+        with cache.step(batch, marks=share) as step:
+            if padded is not None:
+                padded.run(step, ids)
+                logits, newest = padded.logits, padded.newest
+            else:
+                attend = Prefill.of(self.kept, step)
+                flat = brought(torch.from_numpy(np.concatenate(ids)), self.model.device)
+                logits = self.model(flat, attend.at["positions"], attend, attend.last)
+                newest = self.model.chosen(logits)
         done = [(place, job) for place, job in enumerate(jobs[: len(batch)]) if not job.waiting]
         self._note(done, newest.tolist(), logits.clone() if self.keep_logits else None)
         return len(batch), self.chunk - room
+
+    def _padded(self, tokens: int, starts: Sequence[int]) -> PromptStep | None:
+        """Return the step for so many tokens of requests that have `starts` tokens in the cache."""
+        if tokens > self.padded or self.model.ranks is not None:
+            return None
+        size = PADDED[bisect_left(PADDED, tokens)]
+        shape = PromptShape(size, len(starts), any(starts))
+        if shape not in self._prompt_steps:
+            if self.graph and self._pool is None:
+                self._pool = torch.cuda.graph_pool_handle()
+            made = PromptStep(self.model, self.kept, shape, self.graph, self._pool)
+            self._prompt_steps[shape] = made
+        return self._prompt_steps[shape]
 
     def _prefill_shared(self, jobs: Sequence[Job]) -> tuple[int, int]:
         """Prefill a whole prompt, of which each rank computes its part."""

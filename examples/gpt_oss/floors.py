@@ -66,6 +66,8 @@ class Part:
 
 def part_of(kernel: Kernel) -> str:
     """The part that a kernel belongs to."""
+    if kernel.package == "example":
+        return DENSE if "product" in kernel.name else REST
     if kernel.package in PACKAGES:
         return PACKAGES[kernel.package]
     return DENSE if PRODUCT.search(kernel.name) else REST

@@ -16,6 +16,7 @@ import torch
 from torch.nn.functional import linear, rms_norm
 
 from examples.gpt_oss.config import Config
+from examples.gpt_oss.few import forward as few
 from examples.gpt_oss.ranks import Ranks
 from examples.gpt_oss.weights import Layer, Weights
 from kernelkit.call.ranges import nvtx_range
@@ -116,9 +117,13 @@ Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
 
 
 class Model:
-    """A gpt-oss with `weights`, for positions 0 to `positions` - 1. compiled: whether torch.compile
-    fuses what is between products and kernels; the kernels themselves are not in it. ranks: those
-    that share it; config is then that of a rank."""
+    """A gpt-oss with `weights`, for positions 0 to `positions` - 1.
+
+    compiled: whether torch.compile fuses what is between products and kernels; the kernels
+        themselves are not in it.
+    fuses: whether `decoded` fuses products of few tokens with what is between them and kernels.
+    ranks: those that share it; config is then that of a rank.
+    """
 
     def __init__(
         self,
@@ -127,6 +132,7 @@ class Model:
         positions: int,
         *,
         compiled: bool = False,
+        fuses: bool = True,
         ranks: Ranks | None = None,
     ) -> None:
         if positions > config.positions:
@@ -134,7 +140,7 @@ class Model:
         self.config, self.weights = config, weights
         self.device, self.dtype = weights.head.device, weights.head.dtype
         self.angles = angle_table(config, positions, self.device)
-        self.ranks = ranks
+        self.ranks, self.fuses = ranks, fuses
         self.fused = Elementwise.compiled() if compiled else Elementwise()
 
     @torch.no_grad()
@@ -172,6 +178,23 @@ class Model:
                     found = self.ranks.summed(found, self.ranks.experts)
                 x, normed = add_norm(x, found, norm, eps)
         return linear(normed, weights.head)
+
+    def decoded(
+        self, ids: torch.Tensor, positions: torch.Tensor, kept: few.Kept, attend: Attend
+    ) -> torch.Tensor:
+        """Logits [T, V] of one token of each of T requests: `__call__`, or, of few tokens on one
+        GPU, the same in fused launches."""
+        config, weights = self.config, self.weights
+        if self.ranks is None and self.fuses and few.fits(config, weights, len(ids)):
+            return few.forward(config, weights, self.angles, ids, positions, kept)
+        return self(ids, positions, attend)
+
+    def choose(self, logits: torch.Tensor, ids: torch.Tensor) -> None:
+        """Write the most likely tokens of logits [T, V] to ids, int64 [T], on all ranks."""
+        if self.ranks is None and self.fuses and few.fits(self.config, self.weights, len(ids)):
+            few.most_likely(logits, ids)
+        else:
+            ids.copy_(self.chosen(logits))
 
     def chosen(self, logits: torch.Tensor) -> torch.Tensor:
         """int64 [N]: the most likely tokens, the same on all ranks."""

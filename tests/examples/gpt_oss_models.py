@@ -16,6 +16,8 @@ from examples.gpt_oss import cache, experts
 from examples.gpt_oss.compare import transformers_model
 from examples.gpt_oss.config import named
 from examples.gpt_oss.engine import Engine, Job
+from examples.gpt_oss.few import forward as few
+from examples.gpt_oss.few import reference as few_reference
 from examples.gpt_oss.model import Model
 from examples.gpt_oss.weights import Drawn, load
 from kvcache.memory import storage
@@ -104,6 +106,10 @@ def by_definition(monkeypatch: pytest.MonkeyPatch) -> None:
             "combine": combine,
         },
         storage: {"copy_slots": copy_slots},
+        few: {
+            name: getattr(few_reference, name)
+            for name in ("attention_input", "attention_output", "add_norm", "most_likely")
+        },
     }
     for module, functions in changes.items():
         for name, function in functions.items():

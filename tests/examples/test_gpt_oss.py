@@ -53,13 +53,13 @@ def their_logits(theirs, job):
     return theirs(ids, use_cache=False).logits[0, -len(job.found) :]
 
 
-# A piece ends within a window, at its end, and after it.
-@pytest.mark.parametrize("chunk", [64, 7])
-def test_logits(by_definition, in_fp32, chunk):
+# A piece ends within a window, at its end, and after it; and prefills in tables of fixed sizes.
+@pytest.mark.parametrize(("chunk", "padded"), [(64, 0), (7, 0), (64, 64), (19, 64)])
+def test_logits(by_definition, in_fp32, chunk, padded):
     """Logits of a prompt in pieces, and of every new token, are those of transformers."""
     model, theirs = in_fp32
-    given = models.prompts((21, 5, 40))
-    for job in models.served(model, given, requests=4, chunk=chunk, keep_logits=True):
+    given, options = models.prompts((21, 5, 40)), {"chunk": chunk, "padded": padded}
+    for job in models.served(model, given, requests=4, keep_logits=True, **options):
         exact = their_logits(theirs, job)
         assert (torch.stack(job.logits) - exact).abs().max() < DIGITS
         assert job.found == exact.argmax(-1).tolist()
@@ -74,9 +74,24 @@ def test_requests_do_not_mind_each_other(by_definition, in_fp32):
     jobs = models.served(model, given, requests=2)
     assert [job.found for job in jobs] == expected
     assert [job.hit for job in jobs] == [0, 0, 0, 0, 32]
-    unshared = models.served(model, given, requests=3, share=False)
-    assert [job.found for job in unshared] == expected
-    assert not any(job.hit for job in unshared)
+    for options in ({"share": False}, {"share": False, "padded": 64}):
+        unshared = models.served(model, given, requests=3, **options)
+        assert [job.found for job in unshared] == expected
+        assert not any(job.hit for job in unshared)
+
+
+@pytest.mark.parametrize("padded", [0, 64])
+def test_a_prompt_takes_one_step(by_definition, in_fp32, padded):
+    """A prompt leaves a checkpoint where another one begins, but does not end there for it."""
+    model, (first, second) = in_fp32[0], models.prompts((40,))
+    expected = models.alone(model, [first, second])
+    engine = Engine(model, tokens=ROOM, requests=1, padded=padded)
+    jobs = [engine.submit(name, prompt, NEW) for name, prompt in (("a", first), ("b", second))]
+    while engine.step():
+        pass
+    assert [job.found for job in jobs] == expected
+    assert [job.hit for job in jobs] == [0, 32]
+    assert [each.tokens for each in engine.took if each.kind == "prefill"] == [40, 6]
 
 
 def test_the_host_is_a_step_behind(by_definition, in_fp32, monkeypatch):

@@ -1,0 +1,1 @@
+"""Dense products, norms, rotations and appends of few tokens, in fused launches."""
