@@ -114,6 +114,12 @@ def attention(
         causal: equivalent to right = 0.
         window: (left, right), keys visible before and after the query's position, None or
             -1 for unbounded; a number is left.
+        tree: int64 [B, Sq], packed [T], where an entry has at most 64 queries, which are keys
+            q_offset + j: bit j of a query's word says whether it sees query j. Keys before
+            q_offset are visible within the window; causal says nothing more. The queries' own keys
+            hold numbers, seen or not. The window's position of a query is q_offset plus the number
+            of earlier queries that it sees, its depth. `kernelkit.trees` makes words of parents or
+            of a mask.
         sink_tokens: number of first keys that are visible in addition to a left window.
         softcap: c > 0 turns a score s into c tanh(s / c); None or 0 does not.
         sinks: [Hq], any floating dtype, for each head a logit whose value is zero, below +inf; fp32
@@ -197,7 +203,7 @@ def attention_plan(
         q, k, v: as for `attention`. Without kv_lens and q_offset the last query is at the position
             of the last key of k.
         normalize, options: as for `attention`, without return_lse and out. Tables (kv_lens,
-            q_offset, cu_seqlens_q, cu_seqlens_k, page_table) are passed to each call by these
+            q_offset, cu_seqlens_q, cu_seqlens_k, page_table, tree) are passed to each call by these
             names; sinks, scales and rope tables belong to the plan.
 
     Returns:
@@ -213,7 +219,9 @@ def attention_plan(
                 f"attention_plan does not accept {name}: a call returns (O, LSE, row_max)"
             )
     require_names(attention, options, OTHER_NAMES)
-    moves = ("q", "k", "v", "kv_lens", "q_offset", "cu_seqlens_q", "cu_seqlens_k", "page_table")
+    moves = (
+        "q", "k", "v", "kv_lens", "q_offset", "cu_seqlens_q", "cu_seqlens_k", "page_table", "tree",
+    )  # fmt: skip
     fields = fields_of(q, k, v, {"normalize": normalize, **options})
     return Plan(ATTENTION, fields, moves=moves, results=("out", "lse", "row_max"))
 

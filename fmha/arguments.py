@@ -162,6 +162,23 @@ def _check_options(arguments: Arguments) -> None:
         raise ValueError(f"max_seqlen_q {longest} without cu_seqlens_q: only for packed queries")
     if longest is not None and longest < 0:
         raise ValueError(f"max_seqlen_q {longest}: at least 0")
+    if arguments.tree is not None:
+        _check_tree(arguments)
+
+
+def _check_tree(arguments: Arguments) -> None:
+    """Raise for words of a tree that are no table, or for too many queries of an entry."""
+    tokens, remedy = arguments.queries, ""
+    if arguments.cu_seqlens_q is not None:
+        remedy = "; max_seqlen_q says how many the longest entry has"
+        if arguments.max_seqlen_q is not None:
+            tokens = min(tokens, arguments.max_seqlen_q)
+        elif arguments.on_host:
+            lengths = entry_lengths("cu_seqlens_q", arguments.cu_seqlens_q, tokens)
+            tokens = max(lengths, default=0)
+    arguments.check_tree(tuple(arguments.q.shape[:-2]), tokens, remedy)
+    if arguments.cos is not None:
+        raise NotImplementedError("tree with rope: rows of O are turned back by their number")
 
 
 def _check_contents(arguments: Arguments, capacity: int) -> None:

@@ -218,8 +218,9 @@ def plain_config(arguments: Arguments) -> AttentionConfig:
         q_scale=arguments.q_scale is not None,
         k_scale=arguments.k_scale is not None,
         v_scale=arguments.v_scale is not None,
-        right=arguments.causal or arguments.window_right is not None,
+        right=_right_edge(arguments) is not None,
         left=arguments.window_left is not None,
+        tree=arguments.tree is not None,
         sink_tokens=arguments.sink_tokens > 0,
         softcap=arguments.softcap > 0,
         sinks=arguments.sinks is not None,
@@ -235,6 +236,14 @@ def plain_config(arguments: Arguments) -> AttentionConfig:
         out_scale=arguments.out_scale is not None,
         **{name: getattr(arguments, name) for name in TUNABLE},
     )
+
+
+def _right_edge(arguments: Arguments) -> int | None:
+    """Return how far a row sees to the right of its position; None where that does not depend on
+    the row. The words of a tree say it of the newest keys instead."""
+    if arguments.tree is not None:
+        return None
+    return 0 if arguments.causal else arguments.window_right
 
 
 @cache
@@ -275,7 +284,7 @@ TUNED = Tuned("attention", KERNELS, OPTIONS)
 def problem_of(arguments: Arguments) -> Problem:
     """The problem that checked arguments pose."""
     q, k = arguments.q, arguments.k
-    left, right = arguments.window_left, 0 if arguments.causal else arguments.window_right
+    left, right = arguments.window_left, _right_edge(arguments)
     return Problem(
         plain_config(arguments),
         arguments.batch,

@@ -87,6 +87,7 @@ class Asked:
     out_scale: whether an O in e4m3 is divided by one fp32 number before it is rounded.
     right: how far a row sees to the right depends on the row (causal, right window).
     left: how far a row sees to the left depends on the row (left window).
+    tree: the queries are the newest keys, and an int64 word of each names those that it sees.
     sink_tokens: the first positions are visible in addition to the window.
     softcap: scores pass through c tanh(s / c).
     sinks: one learned logit per query head joins the maximum and the denominator.
@@ -112,6 +113,7 @@ class Asked:
     out_scale: bool = False
     right: bool = False
     left: bool = False
+    tree: bool = False
     sink_tokens: bool = False
     softcap: bool = False
     sinks: bool = False
@@ -268,6 +270,10 @@ class AttentionConfig(Tuning, Asked):
             raise ValueError(f"out_scale with out_dtype {self.o_dtype}: only {FP8} is scaled")
 
     def _check_options(self) -> None:
+        if self.tree and self.right:
+            raise ValueError("a tree with a right edge: its words name the newest keys of a row")
+        if self.tree and self.rope_dim:
+            raise NotImplementedError("a tree with rope: rows are turned by their number")
         if self.sink_tokens and not self.left:
             raise ValueError(
                 "sink_tokens without a left window: all rows see the first keys anyway"

@@ -15,13 +15,14 @@ Number = Any  # int or float on the host, Int32 or Float32 in traced code
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
-    """int32 and fp32 tables in global memory; None if the config does not use them."""
+    """Tables in global memory; None if the config does not use them."""
 
     kv_lens: Tensor | None = None  # (B,) valid keys
     q_offset: Tensor | None = None  # (B,) position of the first query
     cu_seqlens_q: Tensor | None = None  # (B + 1,)
     cu_seqlens_k: Tensor | None = None  # (B + 1,)
     page_table: Tensor | None = None  # (B, pages per entry)
+    tree: Tensor | None = None  # (queries of all entries,) int64, see `fmha.attention`
     sinks: Tensor | None = None  # (Hq,) fp32
     cos: Tensor | None = None  # (positions, rope_dim / 2) fp32
     sin: Tensor | None = None

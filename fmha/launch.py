@@ -109,7 +109,7 @@ def kernel_arguments(
         scale_log2=scale_log2,
         softcap_log2=softcap_log2,
         window_left=bounded(arguments.window_left),
-        window_right=0 if arguments.causal else bounded(arguments.window_right),
+        window_right=bounded(None if problem.right < 0 else problem.right),
         sink_tokens=bounded(arguments.sink_tokens),
     )
     tables = _tables(arguments, problem)
@@ -145,6 +145,7 @@ def _tables(arguments: Arguments, problem: Problem) -> Tables:
         cu_seqlens_q=plain_table(arguments.cu_seqlens_q),
         cu_seqlens_k=plain_table(arguments.cu_seqlens_k),
         page_table=plain_table(arguments.page_table),
+        tree=arguments.kernel_tree(),
         sinks=arguments.kernel_sinks(),
         cos=plain_table(arguments.cos),
         sin=plain_table(arguments.sin),

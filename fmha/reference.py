@@ -24,14 +24,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 
 from fmha.config import FP8_RESCALE_LOG2, MAX_FP8_LOG2, MAX_RESCALE_LOG2
 from kernelkit.numerics.aligned_sums import aligned_product
-from kernelkit.numerics.definition import Numbers, attend, divided, of_heads, saturated
+from kernelkit.numerics.definition import Numbers, attend, branches, divided, of_heads, saturated
 from kernelkit.plan.log2 import LOG2_E, MAX_FACTOR, MIN_FACTOR
 
 E4M3 = torch.float8_e4m3fn
@@ -71,6 +71,7 @@ class Options:
     kv_lens: Ints | None = None
     cu_seqlens_q: Ints | None = None
     cu_seqlens_k: Ints | None = None
+    tree: torch.Tensor | None = None
     page_table: torch.Tensor | None = None
     rope: tuple[torch.Tensor, torch.Tensor] | None = None
     normalize: bool = True
@@ -97,13 +98,14 @@ class Attention:
 class Entry:
     """Batch entry: q [n_q, Hq, D], and its valid keys, k [n_k, Hkv, D], v [n_k, Hkv, Dv].
 
-    Row r has position offset + r.
+    Row r has position offset + r. tree: words of the rows, int64 [n_q].
     """
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
     offset: int
+    tree: torch.Tensor | None = None
 
 
 def definition(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Attention:
@@ -124,23 +126,31 @@ def visible_keys(
     options: Options,
     rows: slice = slice(None),
     device: torch.device | str = "cpu",
+    tree: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return bool [n_q, n_k], restricted to `rows`: whether key c is visible to query row r.
 
-    Row r has position offset + r.
+    Row r has position offset + r, and with a tree, words [n_q], offset plus its depth.
     """
     position = torch.arange(n_q, device=device)[rows, None] + offset
     key = torch.arange(n_k, device=device)[None, :]
     left, right = options.window
-    if options.causal:
+    if options.causal and tree is None:
         right = 0
     end = torch.full_like(position, n_k)
     if right is not None:
         end = (position + right + 1).clamp(max=n_k)
     elif options.q_offset is not None:  # the prefix and the whole block of queries
         end = end.clamp(max=offset + n_q)
+    branch = torch.ones_like(key, dtype=torch.bool)
+    if tree is not None:
+        sees, depth = branches(tree.to(device), n_q)
+        position = offset + depth[rows]
+        branch = torch.ones(sees[rows].shape[0], n_k, dtype=torch.bool, device=device)
+        first, last = (min(max(edge, 0), n_k) for edge in (offset, offset + n_q))
+        branch[:, first:last] = sees[rows, first - offset : last - offset]
     begin = position - left if left is not None else torch.zeros_like(position)
-    return (key < end) & ((key >= begin) | (key < options.sink_tokens))
+    return branch & (key < end) & ((key >= begin) | (key < options.sink_tokens))
 
 
 def entries(
@@ -166,7 +176,10 @@ def entries(
             keys, values = keys[: lens[b]], values[: lens[b]]
         aligned = keys.shape[0] - queries.shape[0]
         offset = aligned if offsets is None else offsets[b if len(offsets) > 1 else 0]
-        yield rows, Entry(queries, keys, values, offset)
+        words = options.tree
+        if words is not None:
+            words = words[b] if starts_q is None else words[rows]
+        yield rows, Entry(queries, keys, values, offset, words)
 
 
 def _ints(values: int | Ints | None) -> list[int] | None:
@@ -203,7 +216,7 @@ def _attention(
 def _one_entry(entry: Entry, options: Options, io: torch.dtype | None) -> tuple[torch.Tensor, ...]:
     """o [n_q, Hq, Dv] before its last rounding, lse and row_max [Hq, n_q]."""
     wide = torch.float64 if io is None else torch.float32
-    entry = Entry(entry.q.to(wide), entry.k.to(wide), entry.v.to(wide), entry.offset)
+    entry = replace(entry, q=entry.q.to(wide), k=entry.k.to(wide), v=entry.v.to(wide))
     (n_q, q_heads, _), n_k = entry.q.shape, entry.k.shape[0]
     step = max(AT_ONCE[entry.q.device.type] // max(q_heads * n_k, 1), 1)
     parts = [
@@ -221,7 +234,7 @@ def _some_rows(
     """o [Hq, rows, Dv] before it is turned and rounded, lse and row_max [Hq, rows], of an entry in
     the dtype that is computed in."""
     n_q, n_k = entry.q.shape[0], entry.k.shape[0]
-    visible = visible_keys(n_q, n_k, entry.offset, options, rows, entry.q.device)
+    visible = visible_keys(n_q, n_k, entry.offset, options, rows, entry.q.device, entry.tree)
     if io is None:
         return _exact_rows(entry, rows, visible, options)
     return _rounded_rows(entry, rows, visible, options, io)

@@ -105,6 +105,12 @@ def decode(
         max_kv_len: a bound on kv_lens that decides how many CTAs share the keys of a KV head; None
             is what the cache can hold. A captured launch is right for all lengths up to S.
         causal: a token sees no key after its position; False: it sees all keys of the entry.
+        tree: int64 [B, T], or [B] where q has no T: bit j of a token's word says whether it sees
+            query token j. Keys before the query tokens are visible within the window; causal says
+            nothing more. The tokens' keys hold numbers, seen or not. The window's position of a
+            token is kv_lens - T plus the number of earlier query tokens that it sees, its depth.
+            `kernelkit.trees` makes words of parents or of a mask; `fmha.attention` takes up to 64
+            tokens.
         window: keys visible before the token's position, or (left, right) as for
             `fmha.attention`, where right is None or, with causal, 0; None or -1 for all. Keys
             and pages that no token sees are not read and may hold NaN.
@@ -124,8 +130,8 @@ def decode(
         out_scale: divisor of an O in float8_e4m3fn, 1 by default, see `fmha.attention`.
         pdl: programmatic dependent launch: the kernel may begin before the previous kernel on the
             stream has ended; from compute capability 9.0 on.
-        kv_ready_before_pdl: the previous kernel writes none of k, v, kv_lens and page_table, so
-            that they are read at once; all other inputs wait for it.
+        kv_ready_before_pdl: the previous kernel writes none of k, v, kv_lens, page_table and tree,
+            so that they are read at once; all other inputs wait for it.
         batch_invariant: the bits of an entry depend on its own tensors, length and max_kv_len
             only, whatever else is in the batch.
         parts: num_splits of other libraries: clusters that share a KV head and merge through a
@@ -205,7 +211,7 @@ def decode_plan(
                 f"decode_plan does not accept {name}: a call of the plan returns (O, LSE)"
             )
     require_names(decode, options, OTHER_NAMES)
-    moves = ("q", "k", "v", "kv_lens", "first_keys", "page_table")
+    moves = ("q", "k", "v", "kv_lens", "first_keys", "page_table", "tree")
     return DecodePlan(DECODE, fields_of(q, k, v, options), moves=moves, results=("out", "lse"))
 
 

@@ -115,6 +115,8 @@ def _check_tables(arguments: Arguments, capacity: int) -> None:
 
 
 def _check_options(arguments: Arguments) -> None:
+    if arguments.tree is not None:
+        arguments.check_tree(tuple(arguments.q.shape[:-2]), arguments.q_tokens)
     if arguments.window_right not in (None, 0):
         raise NotImplementedError(
             f"window right {arguments.window_right}: right is 0 with causal=True and None with "
@@ -128,12 +130,23 @@ def _check_options(arguments: Arguments) -> None:
         )
     if arguments.kv_ready_before_pdl and not arguments.pdl:
         raise ValueError("kv_ready_before_pdl without pdl: there is no earlier kernel to wait for")
-    table = arguments.page_table if arguments.kv_ready_before_pdl else None
-    if table is not None and is_broadcast(table):
-        raise ValueError(
-            f"kv_ready_before_pdl with page_table of strides {table.stride()}: decode would not "
-            "wait for the kernel that copies a broadcast table. Pass a contiguous table"
-        )
+    if arguments.kv_ready_before_pdl:
+        _check_early_tables(arguments)
+
+
+def _check_early_tables(arguments: Arguments) -> None:
+    """Raise for a table that is copied, since decode would read the copy before it is written."""
+    table, tree = arguments.page_table, arguments.tree
+    copied = {
+        "page_table": table if table is not None and is_broadcast(table) else None,
+        "tree": None if tree is None or tree.is_contiguous() else tree,
+    }
+    for name, tensor in copied.items():
+        if tensor is not None:
+            raise ValueError(
+                f"kv_ready_before_pdl with {name} of strides {tensor.stride()}: decode would not "
+                "wait for the kernel that copies it. Pass a contiguous table"
+            )
 
 
 def _check_contents(arguments: Arguments) -> None:

@@ -70,6 +70,7 @@ class Asked:
     out_scale: whether an O in e4m3 is divided by one fp32 number before it is rounded.
     causal: query token t of T sees no key of later tokens; without it all tokens see all keys.
     left: how far a token sees back is bounded.
+    tree: an int64 (B T) gives for each token a word of bits, the query tokens that it sees.
     sink_tokens: the first keys are visible in addition to the window.
     softcap: scores pass through c tanh(s / c).
     sinks: one learned logit per query head joins the maximum and the denominator.
@@ -97,6 +98,7 @@ class Asked:
     out_scale: bool = False
     causal: bool = False
     left: bool = False
+    tree: bool = False
     sink_tokens: bool = False
     softcap: bool = False
     sinks: bool = False
@@ -198,6 +200,8 @@ class DecodeConfig(Tuning, Asked):
             raise ValueError(f"scales with kv_dtype {self.keys_dtype!r}: only e4m3 is scaled")
         if self.out_scale and self.o_dtype != "e4m3":
             raise ValueError(f"out_scale with out_dtype {self.o_dtype!r}: only e4m3 is scaled")
+        if self.tree and self.causal:
+            raise ValueError("a tree with causal: its words name the tokens that a token sees")
         if self.sink_tokens and not self.left:
             raise ValueError("sink_tokens without a window: all rows see the first keys anyway")
         if self.sink_tokens and self.first:

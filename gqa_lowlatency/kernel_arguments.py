@@ -45,6 +45,7 @@ class Tables:
     partial: Tensor | None = None  # fp32 (units, parts, words of a part)
     counts: Tensor | None = None  # int32 (units,), zeros between launches
     first: Tensor | None = None  # int32 (B,)
+    tree: Tensor | None = None  # int64 (B T,)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -161,6 +161,7 @@ def kernel_arguments(arguments: Arguments, results: Results, decision: Decision)
             partial=partial,
             counts=counts,
             first=first,
+            tree=arguments.kernel_tree(),
         ),
         scalars=scalars,
         parts=decision.num_splits if decision.config.parts else 1,

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from kernelkit.compile.arch import written_for
-from kernelkit.numerics.definition import Numbers, attend, divided, of_heads, saturated
+from kernelkit.numerics.definition import Numbers, attend, branches, divided, of_heads, saturated
 from kernelkit.plan.log2 import LOG2_E, MAX_FACTOR, MIN_FACTOR
 
 E4M3 = torch.float8_e4m3fn
@@ -44,6 +44,7 @@ class Options:
     first_keys: Sequence[int] | torch.Tensor | None = None
     page_table: torch.Tensor | None = None
     causal: bool = True
+    tree: torch.Tensor | None = None
     window: int | None = None
     sink_tokens: int = 0
     softcap: float = 0.0
@@ -78,11 +79,19 @@ def rounded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -
     return _decode(q, k, v, Options(**options), exact=False)
 
 
-def visible_keys(tokens: int, n_keys: int, options: Options) -> torch.Tensor:
-    """Return bool [tokens, n_keys]: whether each token sees each key."""
-    position = torch.arange(n_keys - tokens, n_keys)[:, None]
+def visible_keys(
+    tokens: int, n_keys: int, options: Options, tree: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return bool [tokens, n_keys]: whether each token sees each key. tree: words [tokens]."""
+    start = n_keys - tokens
+    position = torch.arange(start, n_keys)[:, None]
     key = torch.arange(n_keys)[None, :]
     seen = (key <= position) if options.causal else torch.ones(tokens, n_keys, dtype=torch.bool)
+    if tree is not None:
+        sees, depth = branches(tree.cpu(), tokens)
+        position = start + depth
+        seen = torch.ones(tokens, n_keys, dtype=torch.bool)
+        seen[:, max(start, 0) :] = sees[:, max(-start, 0) :]
     if options.window is not None:
         seen = seen & ((key >= position - options.window) | (key < options.sink_tokens))
     return seen
@@ -101,7 +110,8 @@ def _decode(
     for entry in range(batch):
         keys, values = (_rows(cache, entry, options) for cache in (k, v))
         first = 0 if options.first_keys is None else int(options.first_keys[entry])
-        seen = visible_keys(tokens, len(keys), options)
+        words = None if options.tree is None else options.tree[entry].reshape(tokens)
+        seen = visible_keys(tokens, len(keys), options, words)
         seen[:, :first] = False
         attended = (_exact if exact else _rounded)(q[entry], keys, values, seen, options)
         o[entry], lse[entry] = attended

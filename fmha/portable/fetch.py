@@ -40,7 +40,7 @@ def fetch_q(plan: PortablePlan, work: Work, scope: Scope, place: Place) -> None:
         piece = turn * warps + own
         number = place.lane + piece * hw.WARP_THREADS
         row, chunk = number // chunks, number % chunks
-        at = row_of(plan, work, scope.scalars, place.team, row)
+        at = row_of(plan, work, scope.tensors, scope.scalars, place.team, row)
         column = begin + chunk * (CHUNK_BYTES // item)
         valid = at.token < work.q_length
         if cutlass.const_expr(layout.dims * layout.shape.dim_slices > plan.config.head_dim):

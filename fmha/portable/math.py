@@ -76,7 +76,7 @@ def prepare(
         softcap(plan, scores, reference, scope.scalars, 0, every)
     for _ in cutlass.range(once(seen.masked), unroll=1):
         # Computed here: kept over the loop of key tiles, the row's numbers would cost registers.
-        lane = own_lane(plan, seen.work, scope.scalars, seen.place, row_tile, Int32(0))
+        lane = own_lane(plan, seen.work, scope, seen.place, row_tile, Int32(0))
         mask(plan, scores, reference, lane, seen.key, 0, every)
 
 
@@ -263,7 +263,7 @@ class RowMath(Math):
         plan = self.plan
         for part in cutlass.range_constexpr(len(tile.o)):
             reference = tile.references[part]
-            lane = own_lane(plan, work, scope.scalars, place, Int32(part), Int32(0))
+            lane = own_lane(plan, work, scope, place, Int32(part), Int32(0))
             sinks = [own_sink(plan, row.head, scope.tensors) for row in lane.rows]
             over_lanes(reference.row_sum)
             factors = finish_rows(plan, work, lane, reference, sinks, scope)

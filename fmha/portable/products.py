@@ -12,7 +12,7 @@ from fmha.portable.args import Place, Scope
 from fmha.portable.fetch import Coming, fetch_part
 from fmha.portable.layout import ROWS
 from fmha.portable.plan import PortablePlan
-from fmha.shared.args import Lane, Scalars, Work
+from fmha.shared.args import Lane, Work
 from fmha.shared.walk import row_of
 from kernelkit.device.warp_mma import CHUNK_BYTES, load_fragment, multiply
 from kernelkit.plan import hw
@@ -22,7 +22,7 @@ from kernelkit.plan import hw
 def own_lane(
     plan: PortablePlan,
     work: Work,
-    scalars: Scalars,
+    scope: Scope,
     place: Place,
     row_tile: Int32,
     part: Int32,
@@ -32,8 +32,8 @@ def own_lane(
     """
     first = row_tile * ROWS + place.lane // 4
     rows = (
-        row_of(plan, work, scalars, place.team, first),
-        row_of(plan, work, scalars, place.team, first + 8),
+        row_of(plan, work, scope.tensors, scope.scalars, place.team, first),
+        row_of(plan, work, scope.tensors, scope.scalars, place.team, first + 8),
     )
     real = (rows[0].token < work.q_length, rows[1].token < work.q_length)
     column = place.lane % 4 * 2

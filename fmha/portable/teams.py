@@ -249,7 +249,7 @@ class SliceMath(Math):
         """Store the rows to global memory; the warps that weighed rows store their statistics."""
         plan, buffers, reference = self.plan, scope.buffers, tile.references[0]
         row_tile, row_tiles = own_tile(plan, place), plan.layout.shape.row_tiles
-        own = own_lane(plan, work, scope.scalars, place, row_tile, place.slice // row_tiles)
+        own = own_lane(plan, work, scope, place, row_tile, place.slice // row_tiles)
         sinks = [own_sink(plan, row.head, scope.tensors) for row in own.rows]
         over_lanes(reference.row_sum)
         factors = finish_rows(plan, work, own, reference, sinks, scope)
@@ -257,7 +257,7 @@ class SliceMath(Math):
         tell_factors(plan, factors, place, buffers)
         meet_team(plan, place)
         for part in cutlass.range_constexpr(len(tile.o)):
-            lane = own_lane(plan, work, scope.scalars, place, Int32(part), place.slice)
+            lane = own_lane(plan, work, scope, place, Int32(part), place.slice)
             store_o(plan, work, lane, tile.o[part], told_factors(place, buffers, part), scope)
 
     @cute.jit
@@ -374,7 +374,7 @@ class KeyMath(Math):
             other = told_rows(plan, Int32(1), place, buffers, number, Int32(0))
             for half in cutlass.range_constexpr(2):
                 reference.row_sum[half] = one[half] + other[half]
-            lane = own_lane(plan, work, scope.scalars, place, Int32(number), place.slice)
+            lane = own_lane(plan, work, scope, place, Int32(number), place.slice)
             sinks = [own_sink(plan, row.head, scope.tensors) for row in lane.rows]
             factors = finish_rows(plan, work, lane, reference, sinks, scope)
             store_o(plan, work, lane, tile.o[number], factors, scope)

@@ -12,6 +12,7 @@ from cutlass import Boolean, Int32
 
 from fmha.kernel_arguments import Scalars, Tables
 from kernelkit.device.boxes import TmaTensor
+from kernelkit.device.online_softmax import Branch
 from kernelkit.device.pipelines import Event, Ring
 
 IO_TYPES = {
@@ -133,6 +134,7 @@ class Row:
     begin: Int32  # the row sees keys [begin, end), and those of [0, sink_end) below end
     end: Int32
     sink_end: Int32
+    branch: Branch | None  # of the newest keys, those that the row sees; None for all
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from fmha.config import AttentionConfig
@@ -73,6 +73,7 @@ def _tables(config: AttentionConfig, q_heads: Any, kv_heads: Any) -> Tables:
         cu_seqlens_q=table(config.varlen_q, Int32),
         cu_seqlens_k=table(config.varlen_k, Int32),
         page_table=table(config.page_size > 0, Int32, cute.sym_int32(), cute.sym_int32()),
+        tree=table(config.tree, Int64),
         sinks=table(config.sinks, Float32, q_heads),
         cos=table(rotated, Float32, cute.sym_int32(), cute.sym_int32()),
         sin=table(rotated, Float32, cute.sym_int32(), cute.sym_int32()),

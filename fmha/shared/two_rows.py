@@ -37,6 +37,7 @@ from kernelkit.device.online_softmax import (
     RowView,
     bounded_factor,
     is_far,
+    keep_branch,
     keep_columns,
     softcap_scores,
 )
@@ -146,6 +147,9 @@ def mask(
             key + lane.column,
             hidden(plan, reference, half),
         )
+        if cutlass.const_expr(config.tree):
+            unseen, first = hidden(plan, reference, half), key + lane.column
+            keep_branch(scores, row.branch, view, half, first, unseen)
 
 
 @cute.jit

@@ -15,10 +15,12 @@ tokens. Tiles between the two ranges are never loaded.
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32
+from cutlass import Boolean, Int32, Int64, Uint64
 
 from fmha.plan import AttentionPlan
 from fmha.shared.args import Globals, Order, Row, Scalars, Tables, Walk, Work
+from kernelkit.device.online_softmax import Branch
+from kernelkit.trees import MAX_TOKENS
 
 
 @cute.jit
@@ -160,6 +162,8 @@ def plan_walk(plan: AttentionPlan, work: Work, scalars: Scalars) -> Walk:
     last = first_token(plan, tile + layout.block_tiles - 1) + layout.box_tokens
     last = cutlass.min(last, work.q_length) - 1
     first_end, last_end = work.full_end, work.full_end
+    if cutlass.const_expr(config.tree):
+        first_end = cutlass.max(cutlass.min(work.offset, work.full_end), 0)
     if cutlass.const_expr(config.right):
         first_end = row_end(work, first, scalars)
         last_end = row_end(work, last, scalars)
@@ -167,7 +171,9 @@ def plan_walk(plan: AttentionPlan, work: Work, scalars: Scalars) -> Walk:
         last_end = Int32(0)
     first_begin, last_begin = Int32(0), Int32(0)
     if cutlass.const_expr(config.left):
-        first_begin = row_begin(work, first, scalars)
+        # A token of a tree may be as deep as its number, or a root.
+        least = Int32(0) if cutlass.const_expr(config.tree) else first
+        first_begin = row_begin(work, least, scalars)
         last_begin = row_begin(work, last, scalars)
     # A box of keys has to lie in one page.
     origin = cutlass.min(first_begin, last_end) // layout.key_step * layout.key_step
@@ -256,12 +262,20 @@ def row_end(work: Work, token: Int32, scalars: Scalars) -> Int32:
 
 @cute.jit
 def row_begin(work: Work, token: Int32, scalars: Scalars) -> Int32:
-    """Return the first key that query `token` sees, if its left edge depends on it."""
+    """Return the first key that query `token` sees, if its left edge depends on it; in a tree by
+    its depth instead of its number."""
     return cutlass.max(work.offset + token - scalars.window_left, 0)
 
 
 @cute.jit
-def row_of(plan: AttentionPlan, work: Work, scalars: Scalars, q_tile: Int32, row: Int32) -> Row:
+def row_of(
+    plan: AttentionPlan,
+    work: Work,
+    tensors: Globals,
+    scalars: Scalars,
+    q_tile: Int32,
+    row: Int32,
+) -> Row:
     """Return row `row` of query tile `q_tile` of this CTA, with the keys that it sees."""
     config = plan.config
     tile, heads = own_tile(plan, work, q_tile), plan.layout.box_heads
@@ -270,14 +284,29 @@ def row_of(plan: AttentionPlan, work: Work, scalars: Scalars, q_tile: Int32, row
     if cutlass.const_expr(plan.layout.q_rows < plan.layout.rows):
         if row >= plan.layout.q_rows:
             token, head = work.q_length, work.head * config.group
-    begin, end, sink_end = Int32(0), work.full_end, Int32(0)
+    begin, end, sink_end, branch = Int32(0), work.full_end, Int32(0), None
+    depth = token
+    if cutlass.const_expr(config.tree):
+        branch = branch_of(plan, work, tensors, token)
+        earlier = (Uint64(1) << cutlass.min(token, MAX_TOKENS - 1)) - 1
+        depth = Int32(cute.arch.popc(branch.word & earlier))
     if cutlass.const_expr(config.right):
         end = row_end(work, token, scalars)
     if cutlass.const_expr(config.left):
-        begin = row_begin(work, token, scalars)
+        begin = row_begin(work, depth, scalars)
     if cutlass.const_expr(config.sink_tokens):
         sink_end = cutlass.min(scalars.sink_tokens, end)
-    return Row(token, head, begin, end, sink_end)
+    return Row(token, head, begin, end, sink_end, branch)
+
+
+@cute.jit
+def branch_of(plan: AttentionPlan, work: Work, tensors: Globals, token: Int32) -> Branch:
+    """Return which tokens of the tree query `token` sees; none if the entry lacks the query."""
+    word = Int64(0)
+    if token < work.q_length:
+        row = entry_of_q(plan, work) * tensors.q_rows + work.q_start + token
+        word = tensors.tables.tree[row]
+    return Branch(Uint64(word), work.offset)
 
 
 @cute.jit

@@ -95,7 +95,7 @@ class Math:
         for turn in cutlass.range(count_rounds(plan, scope.tensors.order), unroll=1):
             work = locate(plan, scope.tensors, turn)
             walk = plan_walk(plan, work, scope.scalars)
-            lane = own_lane(plan, work, scope.scalars, team)
+            lane = own_lane(plan, work, scope, team)
             sinks = [own_sink(plan, row.head, scope.tensors) for row in lane.rows]
             begin_row(plan, reference, lane, work, scope)
             o.fill(0.0)

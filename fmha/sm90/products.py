@@ -20,7 +20,7 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.utils import hopper_helpers as sm90
 
-from fmha.shared.args import IO_TYPES, OUT_TYPES, Lane, Scalars, Work
+from fmha.shared.args import IO_TYPES, OUT_TYPES, Lane, Scope, Work
 from fmha.shared.walk import row_of
 from fmha.sm90.layout import VT_STAGES
 from fmha.sm90.plan import Plan90
@@ -29,15 +29,15 @@ from kernelkit.plan import hw
 
 
 @cute.jit
-def own_lane(plan: Plan90, work: Work, scalars: Scalars, team: Int32) -> Lane:
+def own_lane(plan: Plan90, work: Work, scope: Scope, team: Int32) -> Lane:
     """Return this thread's position in the block. team: its warpgroup."""
     tile, part = team // plan.layout.sharers, team % plan.layout.sharers
     lane = cute.arch.lane_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % hw.WARPGROUP_WARPS
     first = warp * 16 + lane // 4
     rows = (
-        row_of(plan, work, scalars, tile, first),
-        row_of(plan, work, scalars, tile, first + 8),
+        row_of(plan, work, scope.tensors, scope.scalars, tile, first),
+        row_of(plan, work, scope.tensors, scope.scalars, tile, first + 8),
     )
     real = (rows[0].token < work.q_length, rows[1].token < work.q_length)
     return Lane(team, tile, part, first, warp, lane % 4 * 2, rows, real)

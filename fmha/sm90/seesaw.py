@@ -169,7 +169,7 @@ class Seesaw(Math):
         for turn in cutlass.range(count_rounds(plan, scope.tensors.order), unroll=1):
             work = locate(plan, scope.tensors, turn)
             walk = plan_walk(plan, work, scope.scalars)
-            lane = own_lane(plan, work, scope.scalars, Int32(team))
+            lane = own_lane(plan, work, scope, Int32(team))
             sinks = [own_sink(plan, row.head, scope.tensors) for row in lane.rows]
             begin_row(plan, reference, lane, work, scope)
             refer_to(plan, (-Float32.inf, -Float32.inf), reference, scope.scalars)

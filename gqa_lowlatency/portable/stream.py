@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64, Uint32
 
 from gqa_lowlatency.portable.plan import PortablePlan
 from gqa_lowlatency.portable.products import (
@@ -24,7 +24,7 @@ from gqa_lowlatency.portable.queries import (
 )
 from gqa_lowlatency.portable.team import Memory, add_slices, slice_of, team_of
 from gqa_lowlatency.shared.args import Place, Scalars, Tables, Tensors
-from gqa_lowlatency.shared.split import Share, any_row_sees, row_sees, tile_start
+from gqa_lowlatency.shared.split import Share, any_row_sees, branch_bits, row_sees, tile_start
 from kernelkit.device import warp_mma
 from kernelkit.device.online_softmax import finite, softcap_score
 
@@ -218,9 +218,13 @@ def exponentiate(
         for column in cutlass.range_constexpr(2):
             row = work.place.row_tile * config.columns + tile * 8 + (lane % 4) * 2 + column
             token, factor = row // config.group, factors[column, tile]
+            if cutlass.const_expr(config.tree):
+                bits = branch_bits(config, share, token, key + lane // 4)
             for half in cutlass.range_constexpr(2 * plan.blocks):
                 place = (column + 2 * (half % 2), tile, half // 2)
                 sees = row_sees(config, share, key + lane // 4 + 8 * half, token, scalars.left)
+                if cutlass.const_expr(config.tree):
+                    sees = sees & Boolean(bits & Uint32(1 << 8 * half))
                 value = scores[place]
                 if cutlass.const_expr(config.softcap):
                     value = softcap_score(value, scalars.scale_log2, factor)

@@ -7,7 +7,7 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import BFloat16, Float8E4M3FN, Float16, Float32, Int32
+from cutlass import BFloat16, Float8E4M3FN, Float16, Float32, Int32, Int64
 
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.kernel_arguments import KernelArguments, Scalars, Tables, Tensors
@@ -62,4 +62,5 @@ def _tables(config: DecodeConfig, q_heads: Any, kv_heads: Any) -> Tables:
         partial=array(config.parts, Float32, sizes[2], sizes[3], cute.sym_int32()),
         counts=array(config.parts, Int32, sizes[2]),
         first=array(config.first, Int32, sizes[0]),
+        tree=array(config.tree, Int64, cute.sym_int32()),
     )

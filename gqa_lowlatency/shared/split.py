@@ -3,14 +3,18 @@
 `gqa_lowlatency/split.py` documents how keys are split, and computes the same on the host.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32
+from cutlass import Boolean, Int32, Uint32, Uint64
 
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.shared.args import Place, Scalars, Tables, Tensors
+from kernelkit.device.online_softmax import Branch, lowest_bits, window_of
+
+BITS = 8  # of a token's word: there are at most as many query tokens
+BYTE = (1 << BITS) - 1
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class Share:
     begin: Int32
     count: Int32
     active: Int32
+    tree: Uint64 | None  # byte t: the query tokens that token t sees
 
 
 @cute.jit
@@ -50,7 +55,20 @@ def locate(
     if cutlass.const_expr(tables.lens is not None):
         n_keys = tables.lens[place.entry]
     lowest = lowest_of(config, tables, scalars, place.entry, n_keys)
-    return place, share_of(config, n_keys, lowest, scalars, cta, ctas, tile)
+    share = share_of(config, n_keys, lowest, scalars, cta, ctas, tile)
+    if cutlass.const_expr(config.tree):
+        share = replace(share, tree=bytes_of_tree(config, tables, place.entry))
+    return place, share
+
+
+@cute.jit
+def bytes_of_tree(config: DecodeConfig, tables: Tables, entry: Int32) -> Uint64:
+    """Return byte t for token t: the words of at most eight tokens fit in one register pair."""
+    tree = Uint64(0)
+    for token in cutlass.range_constexpr(config.q_tokens):
+        word = Uint64(tables.tree[entry * config.q_tokens + token])
+        tree = tree | (word & BYTE) << BITS * token
+    return tree
 
 
 @cute.jit
@@ -101,7 +119,7 @@ def share_of(
     begin = rank * base + cutlass.min(rank, more)
     count = base + Int32(rank < more)
     return Share(
-        n_keys, lowest, sink_end, sink_tiles, first, begin, count, cutlass.min(tiles, ctas)
+        n_keys, lowest, sink_end, sink_tiles, first, begin, count, cutlass.min(tiles, ctas), None
     )
 
 
@@ -122,12 +140,30 @@ def any_row_sees(config: DecodeConfig, share: Share, key: Int32) -> Boolean:
 
 @cute.jit
 def row_sees(config: DecodeConfig, share: Share, key: Int32, token: Int32, left: Int32) -> Boolean:
-    """Return whether query token `token` sees a key."""
+    """Return whether query token `token` sees a key, as far as `branch_bits` does not hide it."""
     behind = config.q_tokens - 1 - token  # tokens that are newer
+    if cutlass.const_expr(config.tree and config.left):
+        earlier = branch_of(config, share, token).word & (Uint64(1) << token) - 1
+        behind = config.q_tokens - 1 - Int32(cute.arch.popc(Uint32(earlier)))
     end = share.n_keys
     if cutlass.const_expr(config.causal):
         end = share.n_keys - behind
     return _within(config, share, key, row_begin(config, share, behind, left), end)
+
+
+@cute.jit
+def branch_of(config: DecodeConfig, share: Share, token: Int32) -> Branch:
+    """Return the query tokens that a token sees."""
+    token = cutlass.min(token, config.q_tokens - 1)
+    return Branch(share.tree >> BITS * token & BYTE, share.n_keys - config.q_tokens)
+
+
+@cute.jit
+def branch_bits(config: DecodeConfig, share: Share, token: Int32, first: Int32) -> Uint32:
+    """Return whether a token sees keys first .. first + 31, by the tree alone."""
+    branch = branch_of(config, share, token)
+    start = branch.begin - first
+    return lowest_bits(start) | window_of(branch.word, start)
 
 
 @cute.jit

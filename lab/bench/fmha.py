@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
-from fmha.config import HEAD_DIMS
+from fmha.config import FP8, HEAD_DIMS
 from fmha.launch import ARCHS
 from lab.bench import fmha_tables
 from lab.bench.fmha_peers import (
@@ -26,6 +26,8 @@ from lab.bench.fmha_peers import (
     compared,
     inputs_of,
     missing,
+    sample_of,
+    versions_of,
 )
 from lab.bench.fmha_tables import (
     PROBLEMS,
@@ -35,6 +37,7 @@ from lab.bench.fmha_tables import (
     ranked,
     summary,
 )
+from lab.bench.peers.run import values_of
 from lab.bench.perform import Bench
 from lab.flags.bench import OWN_DIMS
 from lab.measure.timing import reason_of
@@ -99,13 +102,16 @@ def launches_of(problem: Problem, rows: Sequence[dict]) -> dict[str, Launch]:
     """Launches of the peers that computed the problem and agree with the first that did, ours
     unless it is refused; the row of each says how far it is off, or why it is `refused`."""
     inputs, found, first = inputs_of(problem), {}, None
+    dtype = problem.kv_dtype or problem.dtype
+    plain = problem.window is None and not problem.sinks
+    sample = sample_of(problem, inputs) if dtype == FP8 and plain else None
     for row in rows:
         name = row["peer"]
         try:
             launch = PEERS[name](problem, inputs)
-            o = launch()
+            o = values_of(launch)
             first = first or (name, o)
-            row |= compared(o, first[1], problem.kv_dtype or problem.dtype, first[0])
+            row |= compared(o, first[1], dtype, first[0], sample)
         except ImportError as error:
             row["refused"] = f"not installed: {error}"
         except Exception as refusal:  # noqa: BLE001  foreign libraries raise what they like
@@ -174,7 +180,8 @@ class Attention(Bench):
     def machine(self) -> dict[str, Any]:
         if OURS in self.peers and why_not_here(ARCHS):
             print(f"fmha is not timed: {why_not_here(ARCHS)}")
-        return {"cudnn": torch.backends.cudnn.version(), "clock_and_power": meter() or "unknown"}
+        found = {"cudnn": torch.backends.cudnn.version(), "clock_and_power": meter() or "unknown"}
+        return {**found, "peers": versions_of(self.peers)}
 
     def rows(self, problem: tuple[str, Problem]) -> list[dict]:
         name, sizes = problem

@@ -31,6 +31,8 @@ TIMES = (
     ("peer", "{peer}"), ("us", "{us:.1f}"), ("TFLOP/s", "{tflops:.0f}"),
     ("of best peer", "{of_best:.2f}"), ("spread", "{spread:.1%}"), ("SM MHz", "{sm_mhz:.0f}"),
     ("W", "{watts:.0f}"), ("max difference", "{max_difference:.1e}"),
+    ("off exact rows", "{exact_error:.1%}"), ("on average", "{mean_error:.2%}"),
+    ("shrunk by", "{shrink:.2%}"),
 )  # fmt: skip
 PROBLEMS = (
     ("rows", "{rows}"), ("problem", "{problem}"),

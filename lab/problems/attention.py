@@ -19,6 +19,7 @@ from kernelkit.call.launch import emulation
 from kernelkit.numerics import tolerance
 from lab.flags.attention import OPTIONS
 from lab.problems import extremes
+from lab.problems.trees import words_of_tree
 from ptxemu import Options
 from ptxemu.check.text import render
 
@@ -62,6 +63,7 @@ class Case(Tuning):  # type: ignore[misc, valid-type]
     first if it is negative.
     depth: its square lowers all scores, before they are scaled.
     sink_value: sink of every other head, from the first on.
+    tree: kind of words of the queries, one of `lab.tools.groups.TREES`; '' for none.
     tokens_first: whether tokens, not heads, come first in memory.
     scales: whether each head of an e4m3 tensor has a scale.
     k_is_v: whether V is the same tensor as K.
@@ -79,6 +81,7 @@ class Case(Tuning):  # type: ignore[misc, valid-type]
     normalize: bool = True
     dims: tuple[int, int] = (64, 64)
     window: tuple[int | None, int | None] = (None, None)
+    tree: str = ""
     sink_tokens: int = 0
     softcap: float = 0.0
     sinks: bool = False
@@ -115,6 +118,7 @@ class Case(Tuning):  # type: ignore[misc, valid-type]
         parts += ["raw"] * (not self.normalize) + ["causal"] * self.causal
         if self.window != (None, None):
             parts += ["w{}.{}".format(*("-" if side is None else side for side in self.window))]
+        parts += [self.tree] * bool(self.tree)
         for name, value in (
             ("first", self.sink_tokens),
             ("cap", self.softcap),
@@ -160,7 +164,8 @@ class Case(Tuning):  # type: ignore[misc, valid-type]
         static = (
             self.dims, self.dtype, self.out_dtype, self.out_scale > 0, self.normalize,
             self.causal or self.window[1] is not None, self.window[0] is not None,
-            self.sink_tokens > 0, self.softcap > 0, self.sinks, self.q_offset is not None,
+            self.tree != "", self.sink_tokens > 0, self.softcap > 0, self.sinks,
+            self.q_offset is not None,
             self.q_lens is not None, self.k_lens is not None, self.kv_lens is not None,
             self.page_size, self.rope_dim, self.pack_heads,
             *(getattr(self, option.name) for option in OPTIONS),
@@ -307,6 +312,8 @@ class Case(Tuning):  # type: ignore[misc, valid-type]
                 options[name] = _int32([0, *accumulate(lengths)])
         if self.page_size:
             options["page_table"] = self.page_table()
+        if self.tree:
+            options["tree"] = self._words_of_tree()
         if self.sinks:
             spread = torch.linspace(-2.0, 4.0, self.heads[0])
             options["sinks"] = torch.roll(spread, 1)  # the first head has the strongest sink
@@ -321,6 +328,12 @@ class Case(Tuning):  # type: ignore[misc, valid-type]
         if self.scales:
             options |= self._scales_of_heads()
         return options
+
+    def _words_of_tree(self) -> torch.Tensor:
+        """Return the words of the queries, another tree for each entry."""
+        pick = random.Random(self._seed())
+        words = [words_of_tree(self.tree, tokens, pick) for tokens in self.queries]
+        return torch.stack(words) if self.q_lens is None else torch.cat(words)
 
     def _scales_of_heads(self) -> dict[str, torch.Tensor]:
         """Return a scale per head for each e4m3 tensor."""

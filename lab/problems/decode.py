@@ -20,6 +20,7 @@ from kernelkit.numerics import tolerance
 from lab.measure.accuracy import coarser
 from lab.problems import extremes
 from lab.problems.attention import DTYPES, NO_PAGES, SPARE_PAGES, grow, nan_view
+from lab.problems.trees import words_of_tree
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Case:
     parts, cluster: 0 to choose automatically.
     out_scale: divisor of an O in e4m3, 0 for none.
     tuning: other tunable fields of the config.
+    tree: kind of words of the tokens, one of `lab.tools.groups.TREES`; '' for none.
     firsts: the first key of each entry.
     sink_value: sink of every other head, from the first on.
     climb, depth, extreme: as in the attention problems.
@@ -53,6 +55,7 @@ class Case:
     out_scale: float = 0.0
     causal: bool = True
     window: int | None = None
+    tree: str = ""
     sink_tokens: int = 0
     firsts: tuple[int, ...] = ()
     softcap: float = 0.0
@@ -78,6 +81,7 @@ class Case:
         parts += [f"h{self.heads[0]}.{self.heads[1]}", f"t{self.tokens}" + "flat" * self.flat]
         parts += ["causal" if self.causal else "full"]
         parts += [f"w{self.window}.{self.sink_tokens}"] * (self.window is not None)
+        parts += [self.tree] * bool(self.tree)
         parts += [f"from{'.'.join(map(str, self.firsts))}"] * bool(self.firsts)
         parts += [f"cap{self.softcap:g}"] * bool(self.softcap) + ["sinks"] * self.sinks
         parts += [f"page{self.keys}" if isinstance(self.keys, int) else str(self.keys)]
@@ -101,6 +105,7 @@ class Case:
             out_scale=float(self.out_scale > 0),
             window=None if self.window is None else 1, sink_tokens=int(self.sink_tokens > 0),
             softcap=float(self.softcap > 0), scale=None, parts=int(self.parts > 1),
+            tree="tree" * bool(self.tree),
             firsts=self.firsts[:0] or (0,) * bool(self.firsts),
         )  # fmt: skip
         return f"{zlib.crc32(repr(static).encode()):08x}"
@@ -125,7 +130,9 @@ class Case:
         options = reference.Options(
             causal=self.causal, window=self.window, sink_tokens=self.sink_tokens
         )
-        seen = reference.visible_keys(self.tokens, self.lengths[entry], options).any(dim=0)
+        # Keys of a tree's tokens hold numbers, whether a token sees them or not.
+        words = torch.full((self.tokens,), -1) if self.tree else None
+        seen = reference.visible_keys(self.tokens, self.lengths[entry], options, words).any(dim=0)
         seen[: self.firsts[entry] if self.firsts else 0] = False
         return seen
 
@@ -218,6 +225,10 @@ class Case:
             options["out_scale"] = torch.tensor([self.out_scale])
         if self.keys != "dense":
             options["kv_lens"] = torch.tensor(self.lens, dtype=torch.int32)
+        if self.tree:
+            pick = random.Random(self.seed)
+            words = [words_of_tree(self.tree, self.tokens, pick) for _ in self.lens]
+            options["tree"] = torch.stack(words).squeeze(1) if self.flat else torch.stack(words)
         if self.firsts:
             options["first_keys"] = torch.tensor(self.firsts, dtype=torch.int32)
         if isinstance(self.keys, int):

@@ -39,7 +39,8 @@ from ptxemu import LaunchReport
 # Flags that are fields of a Case by the same name.
 FIELDS = (
     *("dtype", "kv_dtype", "out_dtype", "scales", "causal", "window", "sink_tokens", "softcap"),
-    *("sinks", "q_offset", "page_size", "rope_dim", "k_is_v", "pack_heads", "pdl", *TUNABLE),
+    *("tree", "sinks", "q_offset", "page_size", "rope_dim", "k_is_v", "pack_heads", "pdl"),
+    *TUNABLE,
 )
 # Each asks for something else: ragged tails under causal; a window whose gap to the first keys is
 # skipped; decoding with packed heads from pages; packed sequences of a model with softcap.

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import itertools
 import math
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -42,6 +43,7 @@ from lab.problems.sections import (
     plural,
     smem_title,
 )
+from lab.problems.trees import words_of_tree
 from lab.sass import loops
 from lab.sass.kernel import Cell, Subject, print_kinds
 from lab.tools import groups, tables
@@ -57,7 +59,7 @@ SPARE_PAGES = 1  # pages of the pool that belong to no entry
 # Flags that are fields of Case, and those that are options of `decode`, by their names there.
 FIELDS = (
     *("batch", "kv_len", "kv_heads", "q_heads", "q_len", "head_dim", "dtype", "kv_dtype"),
-    *("page_size", "sinks", "scales"),
+    *("page_size", "sinks", "scales", "tree"),
 )
 OPTIONS = (
     *("causal", "window", "sink_tokens", "softcap", "batch_invariant", "parts", "pdl"),
@@ -83,6 +85,7 @@ class Case(family.Problem):
     page_size: int
     sinks: bool
     scales: bool
+    tree: str
     arch: str
     options: dict[str, Any]
     tuning: dict[str, int]
@@ -92,7 +95,8 @@ class Case(family.Problem):
         words = [f"{self.q_len}x{lengths} {heads} b{self.batch}"]
         words += [f"d{self.head_dim} {self.dtype}" + f"/{self.kv_dtype}" * bool(self.kv_dtype)]
         words += [f"pages({self.page_size})"] * bool(self.page_size) + ["sinks"] * self.sinks
-        words += ["scales"] * self.scales + ["full"] * (not self.options["causal"])
+        words += ["scales"] * self.scales + [self.tree] * bool(self.tree)
+        words += ["full"] * (not self.options["causal"])
         plain = {**self.options, **self.tuning, "causal": None}
         words += [f"{name}({value})" for name, value in plain.items() if value]
         return " ".join(words)
@@ -139,6 +143,10 @@ class Case(family.Problem):
         if self.page_size:
             order = torch.randperm(self.batch * self.pages, generator=generator)
             found["page_table"] = order.view(self.batch, self.pages).int()
+        if self.tree:
+            pick = random.Random(SEED)
+            words = [words_of_tree(self.tree, self.q_len, pick) for _ in range(self.batch)]
+            found["tree"] = torch.stack(words)
         if self.sinks:
             found["sinks"] = torch.randn(self.q_heads, generator=generator)
         for name in ("k_scale", "v_scale") if self.scales else ():

@@ -17,8 +17,11 @@ BENCH = "python scripts/bench.py"
 OTHERS = "published by others"
 COMMANDS = {
     "bringup-NVIDIA_H200-2026-11-28.json": "python scripts/bringup.py --gpus 0 1",
+    "bringup-NVIDIA_H200-2026-11-30.json": "python scripts/bringup.py --only NAMES, all of mla",
     "bringup-sm_100a_emulator-2026-11-28.json": "python scripts/bringup.py --arch sm_100a "
     "--emulate",
+    "bringup-sm_100a_emulator-2026-11-30.json": "python scripts/bringup.py --arch sm_100a "
+    "--emulate --only NAMES, all of mla",
     "conformance_h100.json": "python scripts/conformance.py --accumulation aligned --json FILE",
     "dsv4_h100.json": f"{BENCH} dsv4 --json FILE",
     "dsv4_layer_h200.json": "python scripts/run.py dsv4 --experts 0 --steps 300 --json FILE",
@@ -26,6 +29,8 @@ COMMANDS = {
     "emulator_speed.json": f"{BENCH} emulator --json FILE",
     "first_call_cpu.json": f"{BENCH} first-call --json FILE",
     "first_call_h200.json": f"{BENCH} first-call --json FILE",
+    "fmha_fp8_h200.json": f"{BENCH} fmha --rows e4m3 --rounds 3 --peers fmha fa3 cudnn-graph "
+    "cudnn-graph-e4m3 --json FILE",
     "fmha_h200.json": f"{BENCH} fmha --rows anchor gpt-oss gqa mla hd512 fp8 --json FILE",
     "fmha_h200_flashinfer.json": f"{BENCH} fmha --rows anchor gpt-oss gqa mla fp8 --rounds 5 "
     "--json FILE",
@@ -53,6 +58,8 @@ COMMANDS = {
     "moe_h200.json": f"{BENCH} moe --json FILE",
     "moe_layers_h200.json": f"{BENCH} moe --model gpt-oss-120b --json FILE",
     "moe_layers_h200_deepseek.json": f"{BENCH} moe --model deepseek-v3 --json FILE",
+    "moe_peers_h200.json": f"{BENCH} moe --model gpt-oss-120b --tokens 1 8 64 1k --no-eager "
+    "--json FILE",
     "moe_models.json": "python scripts/run.py models --json FILE",
     "moe_static.json": "python scripts/dump.py moe --grid --json FILE",
     "moe_tiles_b200.json": "python notes/moe_tiles.py",

@@ -108,6 +108,13 @@ SECTIONS = (
         _prefill,
     ),
     Section(
+        "prefill-fp8",
+        "Attention in e4m3 over many tokens",
+        "Q, K and V in e4m3, compared with FlashAttention-3 and cuDNN.",
+        ("fmha_fp8_h200.json",),
+        _of(attention.draw_prefill),
+    ),
+    Section(
         "latent",
         "Attention to latent keys, with FlashMLA",
         "Dense and sparse attention of DeepSeek-V3.2, V4 and V4.1 for one token of each entry, and "
@@ -147,6 +154,13 @@ SECTIONS = (
         ("moe_layers_h200.json",),
         _of(moe.draw),
         "moe_h200.png",
+    ),
+    Section(
+        "moe-peers",
+        "Layers of experts: gpt-oss-120b, with Humming and Marlin",
+        "Products and layers, bf16 or e4m3 by four bits; docs/peers.md explains the parts.",
+        ("moe_peers_h200.json",),
+        _of(moe.draw),
     ),
     Section(
         "moe-deepseek",
@@ -298,7 +312,9 @@ SECTIONS = (
         "H200s and in the emulator, which is no evidence for a GPU.",
         (
             "bringup-NVIDIA_H200-2026-11-28.json",
+            "bringup-NVIDIA_H200-2026-11-30.json",
             "bringup-sm_100a_emulator-2026-11-28.json",
+            "bringup-sm_100a_emulator-2026-11-30.json",
         ),
         _bringup,
         "bringup.png",

@@ -30,6 +30,9 @@ MASKS: dict[str, dict[str, Any]] = {
     "causal + window=(30, 3)": {"causal": True, "window": (30, 3)},
     "window=(9, 0) + sink_tokens": {"window": (9, 0), "sink_tokens": 4},
     "sink_tokens": {"sink_tokens": 4},
+    "tree": {"tree": "branches"},
+    "tree + window=(30, None)": {"tree": "branches", "window": (30, None)},
+    "tree + window=(30, 3)": {"tree": "branches", "window": (30, 3)},
 }
 RESULTS = {"O": True, "O + LSE": True, "normalize=False": False}
 SOFTCAPS = {"none": 0.0, "30": 30.0, "5000": 5000.0}

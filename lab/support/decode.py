@@ -31,6 +31,8 @@ MASKS: dict[str, dict[str, Any]] = {
     "causal=False + window=30": {"causal": False, "window": 30},
     "window=30 + sink_tokens": {"window": 30, "sink_tokens": 4},
     "sink_tokens": {"sink_tokens": 4},
+    "tree": {"tree": "branches"},
+    "tree + window=30": {"tree": "branches", "window": 30},
     "window=(30, 3)": {"window": (30, 3)},
     "causal=False + window=(30, 0)": {"causal": False, "window": (30, 0)},
     "causal=False + window=(30, 3)": {"causal": False, "window": (30, 3)},
@@ -67,6 +69,7 @@ def case_of(row: Row) -> Case:
         "" if row["out_dtype"] == "none" else row["out_dtype"],
         causal=mask.get("causal", True),
         window=window[0] if isinstance(window, tuple) else window,
+        tree=mask.get("tree", ""),
         sink_tokens=mask.get("sink_tokens", 0),
         firsts=(0, 5) if row["first_keys"] == "yes" else (),
         softcap=SOFTCAPS[row["softcap"]],
@@ -83,7 +86,8 @@ def case_of(row: Row) -> Case:
 def _arguments(case: Case, row: Row) -> dict[str, Any]:
     """Arguments of `decode` but for q, k and v, wrong ones too."""
     given = case.options() | case.launch_options(row[GPU])
-    given |= MASKS[row["mask"]] | PDL[row["pdl"]]
+    mask = {name: value for name, value in MASKS[row["mask"]].items() if name != "tree"}
+    given |= mask | PDL[row["pdl"]]
     given["return_lse"] = row["result"] == "O + LSE"
     if row[LENGTHS] == "none":
         given.pop("kv_lens", None)

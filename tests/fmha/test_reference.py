@@ -115,6 +115,18 @@ def test_every_option_key_by_key(options):
                 assert ours.row_max[b, h, r].item() == pytest.approx(row_max, abs=1e-12)
 
 
+@pytest.mark.parametrize("offset", [-7, -3, 0, 2, 6, 9])
+def test_words_of_a_tree_key_by_key(offset):
+    tree = torch.tensor([0b11110101, 0b00010, 0b01011, 0, 0b00101])  # of five tokens
+    options = reference.Options(q_offset=offset, window=(1, None), sink_tokens=1)
+    seen = reference.visible_keys(5, 7, offset, options, tree=tree)
+    for row, word in enumerate(tree.tolist()):
+        begin = offset + (word & ((1 << row) - 1)).bit_count() - 1
+        for key, token in enumerate(range(-offset, 7 - offset)):
+            by_tree = token < 0 or (token < 5 and word >> token & 1 == 1)
+            assert seen[row, key] == (by_tree and (key >= begin or key < 1)), (row, key)
+
+
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_rows_may_be_computed_some_at_a_time(options, monkeypatch):
     whole = reference.definition(*inputs(), **options)

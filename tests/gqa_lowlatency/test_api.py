@@ -54,6 +54,11 @@ REFUSED = attentions.REFUSED | {
         },
         ValueError, "kv_ready_before_pdl with page_table of strides (0, 1)",
     ),
+    "kv ready of copied words": (
+        tensors((2, 1, 4, 64), (2, 8, 2, 64)),
+        {"pdl": True, "kv_ready_before_pdl": True, "tree": torch.zeros(2, 2).long()[:, :1]},
+        ValueError, "kv_ready_before_pdl with tree of strides (2, 1)",
+    ),
 }  # fmt: skip
 
 

@@ -93,7 +93,7 @@ class Correction:
     @cute.jit
     def own_lane(self, work: Work, scope: Scope, q_tile: cutlass.Constexpr) -> Lane:
         """This thread's row of one query tile; the correction has no scores."""
-        row = own_row(self.plan, work, scope.scalars, Int32(q_tile))
+        row = own_row(self.plan, work, scope, Int32(q_tile))
         return Lane(row, None, scope.scalars, scope.buffers, scope.pipes)
 
 

@@ -12,7 +12,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 from cutlass.pipeline import PipelineState
 
-from fmha.shared.args import Buffers, Pipes, Row, Scalars, Work
+from fmha.shared.args import Buffers, Pipes, Row, Scalars, Scope, Work
 from fmha.shared.walk import row_of
 from fmha.sm100.layout import STATISTICS
 from fmha.sm100.plan import Plan
@@ -94,14 +94,16 @@ def store_line(
 
 
 @cute.jit
-def own_row(plan: Plan, work: Work, scalars: Scalars, q_tile: Int32) -> OwnRow:
+def own_row(plan: Plan, work: Work, scope: Scope, q_tile: Int32) -> OwnRow:
     """Return this thread's row of query tile `q_tile`, with the keys that it sees."""
     rows = plan.layout.rows
     thread, _, _ = cute.arch.thread_idx()
     lane = thread % hw.TMEM_LANES
     row, half = lane % rows, lane // rows
-    of = row_of(plan, work, scalars, q_tile, row)
-    return OwnRow(of.token, of.head, of.begin, of.end, of.sink_end, lane, row, half, q_tile)
+    of = row_of(plan, work, scope.tensors, scope.scalars, q_tile, row)
+    return OwnRow(
+        of.token, of.head, of.begin, of.end, of.sink_end, of.branch, lane, row, half, q_tile
+    )
 
 
 @cute.jit

@@ -45,6 +45,7 @@ from kernelkit.device.online_softmax import (
     bounded_factor,
     bring_near,
     exponentiate,
+    keep_branch,
     keep_columns,
     magnitude,
     may_be_far,
@@ -172,7 +173,7 @@ class Softmax:
         for turn in cutlass.range(count_rounds(plan, scope.tensors.order), unroll=1):
             work = locate(plan, scope.tensors, turn)
             walk = plan_walk(plan, work, scope.scalars)
-            row = own_row(plan, work, scope.scalars, q_tile)
+            row = own_row(plan, work, scope, q_tile)
             power = Float32(1.0)
             if cutlass.const_expr(plan.config.q_terms > 1):
                 if walk.tiles > 0:
@@ -428,3 +429,5 @@ class Softmax:
             row.begin - first if cutlass.const_expr(config.left) else None,
             row.sink_end - first if cutlass.const_expr(config.sink_tokens) else None,
         )
+        if cutlass.const_expr(config.tree):
+            keep_branch(lane.scores, row.branch, first=first)

@@ -14,7 +14,7 @@ from cutlass.pipeline import PipelineState
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.shared import mailbox
 from gqa_lowlatency.shared.finish import Finishing, finish, senders_of
-from gqa_lowlatency.shared.split import Share, row_begin, row_sees, tile_start
+from gqa_lowlatency.shared.split import Share, branch_bits, row_begin, row_sees, tile_start
 from gqa_lowlatency.sm100.args import Scope
 from gqa_lowlatency.sm100.plan import ROLES, TILE, Plan100
 from gqa_lowlatency.sm100.roles.columns import VECTOR, acc_scales, bases, owned, update_row_max
@@ -40,6 +40,8 @@ def some_row_misses(config: DecodeConfig, share: Share, first: Int32, left: Int3
     end = share.n_keys
     if cutlass.const_expr(config.causal):
         end = share.n_keys - (config.q_tokens - 1)
+    if cutlass.const_expr(config.tree):
+        end = share.n_keys - config.q_tokens
     return _leaves(config, share, first, row_begin(config, share, Int32(0), left), end)
 
 
@@ -76,6 +78,8 @@ def hide(config: DecodeConfig, scope: Scope, scores: cute.Tensor, key: Int32) ->
         # Columns past the last row use the last token, so that they see no other keys.
         token = cutlass.min((first + column) // config.group, config.q_tokens - 1)
         sees = row_sees(config, scope.share, key, token, scope.scalars.left)
+        if cutlass.const_expr(config.tree):
+            sees = sees & Boolean(branch_bits(config, scope.share, token, key) & 1)
         scores[column] = scores[column] if sees else -Float32.inf
 
 
