@@ -14,6 +14,7 @@ import torch
 
 from kernelkit.attention import check_factors, check_sinks
 from kernelkit.call.tensors import (
+    in_sequence,
     is_broadcast,
     require_pages,
     require_rank,
@@ -122,7 +123,7 @@ class Listed:
         Listed entries may become slots of one row; a table needs the rows of its pages.
         """
         places = self.indices.reshape(-1, self.indices.shape[-1])
-        counts = None if self.counts is None else self.counts.reshape(-1)
+        counts = None if self.counts is None else in_sequence(self.counts)
         form, store = self.form, self.pool
         if self.record and form.plain:
             store = (

@@ -21,6 +21,7 @@ from mla.attention.arguments import MAX_PARTS, Arguments
 from mla.attention.config import MAX_CLUSTER, LatentConfig, Ways
 from mla.attention.formats import LATENT
 from mla.attention.portable.plan import KEYS, PortablePlan
+from mla.attention.shared.mail import PARTS_AHEAD
 from mla.attention.sm90.plan import SLICES, Plan90, has_codes_of_v
 from mla.attention.sm100.plan import PAIR, Plan100
 
@@ -47,7 +48,7 @@ class Costs:
     fixed, rank: a CTA without its tiles, and each CTA of its cluster.
     tile, gathered: a tile that TMA brings or fetches, or that threads copy.
     sent, owned: a row that a rank of a cluster sends, and one that it finishes.
-    merge, merged: a merge of parts, and a row of a part in it.
+    merge, turn: a merge of parts, and a turn of its threads: a store, or a wait for loads.
     """
 
     fixed: float
@@ -57,12 +58,12 @@ class Costs:
     sent: float
     owned: float
     merge: float
-    merged: float
+    turn: float
 
 
 COSTS = {
-    WGMMA: Costs(3.3, 0.14, 1.4, 2.4, 0.06, 0.13, 1.5, 0.06),  # of an H200, notes/mla.md
-    UMMA: Costs(4.0, 0.0, 1.5, 4.0, 0.02, 0.05, 2.0, 0.03),  # of a B200, modelled
+    WGMMA: Costs(3.3, 0.14, 1.4, 2.4, 0.06, 0.13, 0.9, 0.7),  # of an H200, notes/mla.md
+    UMMA: Costs(4.0, 0.0, 1.5, 4.0, 0.02, 0.05, 2.0, 0.35),  # of a B200, modelled
 }
 TILES_OF_HALVES = 4  # of a CTA: Q in fp16 takes as long as two tiles gain
 FEW_TILES = 20  # of a unit: clusters that stay gain 5 % of 10 tiles, and nothing of 32
@@ -78,6 +79,7 @@ class Tile:
     gathered: whether threads copy keys, since TMA cannot bring them.
     pair: CTAs of a rank of a cluster, each with a row tile.
     capacity: rows of O that a CTA can receive from a cluster.
+    finished: rows of O that the threads of a CTA finish at a time.
     slices: numbers of slices of the columns of V that clusters can divide.
     """
 
@@ -88,6 +90,7 @@ class Tile:
     gathered: bool = False
     pair: int = 1
     capacity: int = 0
+    finished: int = 1
     slices: tuple[int, ...] = (1,)
 
 
@@ -274,6 +277,7 @@ def tile_of(kernel: str, config: LatentConfig) -> Tile:
         gathered=plan.copies,
         pair=pair,
         capacity=plan.mail.capacity,
+        finished=plan.mail.threads // plan.mail.vectors,
         slices=SLICES if kernel == WGMMA else (1,),
     )
 
@@ -354,7 +358,8 @@ def cost_us(tile: Tile, load: Load, each: Split, at_once: int) -> float:
         moved = costs.sent * tile.rows * (1 - 1 / cluster) + costs.owned * owned
         time += moved / each.slices
     if parts > 1:
-        time += costs.merge + costs.merged * owned * parts / each.slices
+        turns = -(-owned // (tile.finished * each.slices))
+        time += costs.merge + costs.turn * turns * (1 + -(-parts // PARTS_AHEAD))
     return -(-clusters // max(at_once, 1)) * time
 
 

@@ -14,7 +14,7 @@ import torch
 from kernelkit.call.launch import Target, choose_target, launch
 from kernelkit.call.operator import Operator
 from kernelkit.call.tape import zeros_that_stay
-from kernelkit.call.tensors import plain_table, with_plain_strides
+from kernelkit.call.tensors import in_sequence, plain_table, with_plain_strides
 from kernelkit.compile.compiler import compile_once
 from kernelkit.plan.log2 import LOG2_E
 from mla.attention import kernel_arguments as kernel
@@ -136,7 +136,7 @@ def _tables(arguments: Arguments, decision: Decision) -> kernel.Tables:
     cos = sin = positions = None
     if isinstance(arguments, Sparse) and arguments.positions is not None:
         cos, sin = plain_table(arguments.cos), plain_table(arguments.sin)
-        positions = plain_table(arguments.positions.reshape(-1))
+        positions = in_sequence(arguments.positions)
     partial, counts = None, None
     if decision.config.parts:
         partial = arguments.q.new_empty(decision.workspace, dtype=torch.float32)

@@ -6,13 +6,12 @@ reader also writes the row that replaces it. Nothing here waits for a GPU.
 
 from __future__ import annotations
 
-import struct
-
 from kernelkit.call.launch import choose_target, launch
 from kernelkit.call.operator import Operator
 from kernelkit.compile.compiler import compile_once
 from kernelkit.compile.kernel import CompiledKernel
 from kernelkit.device.param_table import ParamTable
+from kernelkit.device.param_words import fp32_bits
 from kernelkit.plan.dtypes import FP32_BYTES
 from kvcache.movement.config import Angles, Entries
 from mla.compressor.arguments import Compress, Job, check
@@ -108,16 +107,11 @@ def params_of(job: Job, saved: int = 0, windows: int = 0) -> CompressParams:
             ape=weights.ape,
             norm=weights.weight,
             ape_stride=weights.ape.stride(0) * FP32_BYTES,
-            eps_bits=_bits(weights.eps),
+            eps_bits=fp32_bits(weights.eps),
         ),
         angles=Angles.of(job.cos, job.sin),
         entries=Entries.of(job.out),
     )
-
-
-def _bits(number: float) -> int:
-    """Return the bits of a number in fp32."""
-    return struct.unpack("<I", struct.pack("<f", number))[0]
 
 
 def compile_compressor(config: WindowConfig | WalkConfig, arch: str) -> CompiledKernel:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kernelkit.call.front import fronted
-from kernelkit.call.tensors import require_type
+from kernelkit.call.tensors import require_strided, require_type
 from kvcache.checks import require
 from kvcache.layouts.latent import NEIGHBOURS
 from kvcache.layouts.records import Record
@@ -203,6 +203,7 @@ def _keys(keys: LatentKeys) -> Keys:
     require("keys", keys, LatentKeys)
     rows, others = keys.rows, (keys.slots, keys.weight, keys.eps, keys.scale)
     if isinstance(rows, torch.Tensor):
+        require_strided(**{"keys.rows": rows})
         store = rows.squeeze(2) if rows.ndim == 4 and rows.shape[2] == 1 else rows
         return Keys(keys.x, store, *others)
     require("keys.rows", rows, Rows)

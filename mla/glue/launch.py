@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-
 import torch
 
 from kernelkit.call.launch import Target, choose_target, launch
@@ -12,7 +10,7 @@ from kernelkit.call.tensors import DTYPE_NAMES
 from kernelkit.compile.arch import PORTABLE, WITHOUT_E4M3, require_pdl
 from kernelkit.compile.compiler import compile_once
 from kernelkit.device.param_table import ParamTable
-from kernelkit.device.param_words import nothing
+from kernelkit.device.param_words import fp32_bits, nothing
 from kvcache.movement.config import Angles, Entries, TokenRows, ctas_for
 from mla.attention.formats import FORMS
 from mla.glue.arguments import Arguments, Index, Keys, LowRankRows, QueryHeads
@@ -94,7 +92,7 @@ def params_of(given: Arguments, items: int) -> GlueParams:
 
 
 def _low_rank(part: LowRankRows) -> LowRankWords:
-    norm = NormWords(weight=part.weight, eps_bits=_bits(part.eps))
+    norm = NormWords(weight=part.weight, eps_bits=fp32_bits(part.eps))
     return LowRankWords(x=TokenRows.of(part.read), out=TokenRows.of(part.out), norm=norm)
 
 
@@ -108,7 +106,7 @@ def _keys(part: Keys) -> KeyWords:
     )
     return KeyWords(
         x=TokenRows.of(part.x),
-        norm=NormWords(weight=part.weight, eps_bits=_bits(part.eps)),
+        norm=NormWords(weight=part.weight, eps_bits=fp32_bits(part.eps)),
         slots=part.slots,
         entries=entries,
         scale=0 if part.scale is None else part.scale,
@@ -118,7 +116,7 @@ def _keys(part: Keys) -> KeyWords:
 def _index(part: Index, given: Arguments) -> IndexWords:
     return IndexWords(
         x=TokenRows.of(part.x),
-        norm=NormWords(weight=part.weight, eps_bits=_bits(part.eps)),
+        norm=NormWords(weight=part.weight, eps_bits=fp32_bits(part.eps)),
         bias=part.bias,
         slots=part.slots,
         entries=Entries.of(part.as_rows(given.keys_pool)),
@@ -130,7 +128,7 @@ def _queries(part: QueryHeads) -> QueryWords:
         x=_heads(part.read, part.columns),
         out=_heads(part.out, part.columns),
         heads=part.out.shape[1],
-        eps_bits=0 if part.eps is None else _bits(part.eps),
+        eps_bits=0 if part.eps is None else fp32_bits(part.eps),
     )
 
 
@@ -145,11 +143,6 @@ def _heads(x: torch.Tensor, columns: int) -> HeadRows:
 
 def _is_wide(table: torch.Tensor) -> bool:
     return table.dtype == torch.int64
-
-
-def _bits(number: float) -> int:
-    """Return the bits of a number in fp32."""
-    return int(struct.unpack("<I", struct.pack("<f", number))[0])
 
 
 def check_arch(given: Arguments, target: Target) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +11,7 @@ from kernelkit.call.operator import Operator
 from kernelkit.call.tensors import DTYPE_NAMES, is_broadcast, require_tensors, require_tma
 from kernelkit.compile.compiler import compile_once
 from kernelkit.device.param_table import ParamTable
+from kernelkit.device.param_words import fp32_bits
 from kernelkit.plan.limits import FLT_MAX
 from kvcache.movement.arguments import check_positions, check_rope
 from kvcache.movement.config import Angles, ctas_for
@@ -104,7 +104,7 @@ def plan(given: Query, prepared: Prepared) -> tuple[QueryConfig, QueryParams, in
         data=data,
         scales=scales,
         out_weights=out_weights,
-        factor_bits=struct.unpack("<I", struct.pack("<f", given.factor))[0],
+        factor_bits=fp32_bits(given.factor),
     )
     return config, params, ctas_for(rows, config.rows)
 

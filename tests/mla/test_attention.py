@@ -74,6 +74,21 @@ def test_a_plan_repeats_a_call():
     assert same_bits(plan(*given, **tables), run(SMALL, ADA))
 
 
+def test_a_row_may_have_its_numbers_in_a_wider_table():
+    q, rows = torch.randn(3, 1, 4, 512).bfloat16(), torch.randn(1, 16, 512).bfloat16()
+    indices, angles = torch.arange(16).int().expand(3, 1, 16), torch.randn(16, 32)
+    columns = torch.arange(1, 7).view(3, 2), torch.arange(1, 7).view(3, 2).int()
+    options = {"rope": (angles.cos(), angles.sin()), "kernel": "warp", "arch": ADA}
+    found, wanted = (
+        sparse_decode(q, rows, indices, positions=positions, counts=counts, **options)
+        for positions, counts in (
+            (column[:, 1:] for column in columns),
+            (column[:, 1:].contiguous() for column in columns),
+        )
+    )
+    assert torch.equal(found, wanted)
+
+
 def test_prefill_and_out():
     """Many tokens are the same attention; O may be given."""
     case = QUICK[1][1]

@@ -25,12 +25,11 @@ from mla.attention.config import LatentConfig
 from mla.attention.formats import LATENT
 from mla.attention.kernel_arguments import KernelArguments
 from mla.attention.shared import mailbox
-from mla.attention.shared.mail import MailPlan
+from mla.attention.shared.mail import PARTS_AHEAD, MailPlan
 from mla.attention.shared.mailbox import Mailbox
 from mla.attention.shared.work import Work
 from mla.attention.tiles import RowTiles
 
-AHEAD = 4  # parts that are loaded at once
 MOST_AHEAD = 8  # rows of a thread whose sinks it loads before they come
 PAIRS = mailbox.VECTOR // 2
 ROTATED_FROM = (LATENT - 64) // mailbox.VECTOR  # vector, if any is rotated back
@@ -206,8 +205,7 @@ def collect(plan: EndPlan, end: End) -> None:
     turns = -(-mail.owned_rows * mail.vectors // mail.threads)
     ahead = load_ahead(plan, end, turns)
     if cutlass.const_expr(mail.cluster > 1):
-        if box.senders * rows > 0:
-            mailbox.wait_for_mail(box)
+        mailbox.wait_for_mail(mail, box)
         cute.arch.cluster_arrive_relaxed()
     if box.senders > 0 or end.part == 0:
         for turn in cutlass.range_constexpr(turns):
@@ -329,12 +327,12 @@ def add_parts(mail: MailPlan, end: End, slot: Slot) -> tuple[cute.Tensor, Float3
     acc = cute.make_rmem_tensor(mailbox.VECTOR, Float32)
     acc.fill(0.0)
     top, total = -Float32.inf, Float32(0.0)
-    values = cute.make_rmem_tensor((AHEAD, mailbox.VECTOR), Float32)
-    found = cute.make_rmem_tensor((AHEAD, 2), Float32)
-    for turn in cutlass.range((end.parts + AHEAD - 1) // AHEAD, unroll=1):
-        for k in cutlass.range_constexpr(AHEAD):
+    values = cute.make_rmem_tensor((PARTS_AHEAD, mailbox.VECTOR), Float32)
+    found = cute.make_rmem_tensor((PARTS_AHEAD, 2), Float32)
+    for turn in cutlass.range((end.parts + PARTS_AHEAD - 1) // PARTS_AHEAD, unroll=1):
+        for k in cutlass.range_constexpr(PARTS_AHEAD):
             # A missing part is replaced by the last one, without weight.
-            start = line_of(mail, end, cutlass.min(turn * AHEAD + k, end.parts - 1), slot.row)
+            start = line_of(mail, end, cutlass.min(turn * PARTS_AHEAD + k, end.parts - 1), slot.row)
             source = cute.make_tensor(
                 (start + slot.vector * mailbox.VECTOR).align(16), mailbox.VECTOR
             )
@@ -345,15 +343,15 @@ def add_parts(mail: MailPlan, end: End, slot: Slot) -> tuple[cute.Tensor, Float3
             statistics = cute.make_tensor(start + mail.columns, 2)
             found[k, 0], found[k, 1] = statistics[0], statistics[1]
         higher = top
-        for k in cutlass.range_constexpr(AHEAD):
+        for k in cutlass.range_constexpr(PARTS_AHEAD):
             higher = cute.arch.fmax(higher, found[k, 0])
         old = cute.math.exp2(top - finite(higher), fastmath=True)
         total *= old
         for n in cutlass.range_constexpr(mailbox.VECTOR):
             acc[n] *= old
-        for k in cutlass.range_constexpr(AHEAD):
+        for k in cutlass.range_constexpr(PARTS_AHEAD):
             weight = cute.math.exp2(found[k, 0] - finite(higher), fastmath=True)
-            weight = weight if turn * AHEAD + k < end.parts else Float32(0.0)
+            weight = weight if turn * PARTS_AHEAD + k < end.parts else Float32(0.0)
             total += found[k, 1] * weight
             for n in cutlass.range_constexpr(mailbox.VECTOR):
                 acc[n] += values[k, n] * weight

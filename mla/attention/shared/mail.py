@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+PARTS_AHEAD = 4  # parts whose sums a merge loads at a time
+
 
 @dataclass(frozen=True)
 class MailPlan:

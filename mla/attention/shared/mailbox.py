@@ -1,8 +1,10 @@
 """Reduction of a cluster through distributed shared memory (device code).
 
 Rank r of R finishes n rows of O, from r n on. Every CTA with keys lays its O out by rows, and one
-bulk copy brings each owner its rows; the owner's mbarrier counts the bytes. O is not normalised,
-and rounded to bf16, which halves the time of the copies; `reference.rounded` rounds it, too.
+bulk copy brings each other owner its rows; the owner's mbarrier counts the bytes. Own rows stay
+where they were laid out: compute-sanitizer takes a copy of the first CTA to itself for an error.
+O is not normalised, and rounded to bf16, which halves the time of the copies;
+`reference.rounded` rounds it, too.
 
     row: O in bf16, then fp32 maximum and one or two sums, 16 bytes, which keep rows in different
         banks
@@ -47,6 +49,11 @@ class Mailbox:
         """Whether this CTA has keys."""
         return self.rank < self.senders
 
+    @property
+    def received(self) -> Int32:
+        """CTAs that send this one rows."""
+        return self.senders - Int32(self.sends)
+
 
 @cute.jit
 def senders_of(plan: MailPlan, active: Int32, part: Int32) -> Int32:
@@ -62,6 +69,12 @@ def rows_of(plan: MailPlan, rank: Int32) -> Int32:
 
 
 @cute.jit
+def mail_rows(plan: MailPlan, box: Mailbox) -> Int32:
+    """Return the number of rows that others send this CTA."""
+    return rows_of(plan, box.rank) * box.received
+
+
+@cute.jit
 def open_mailbox(full: Int32) -> None:
     """Initialise the mbarrier; one thread, before the barriers are announced to the cluster."""
     cute.arch.inline_ptx("mbarrier.init.shared.b64 [{$r0}], 1;", read_only_args=[full])
@@ -70,7 +83,7 @@ def open_mailbox(full: Int32) -> None:
 @cute.jit
 def expect_mail(plan: MailPlan, box: Mailbox) -> None:
     """Announce the expected bytes to the mbarrier; one thread, once it is initialised."""
-    rows = rows_of(plan, box.rank) * box.senders
+    rows = mail_rows(plan, box)
     if rows > 0:
         cute.arch.inline_ptx(
             "mbarrier.arrive.expect_tx.relaxed.cta.shared.b64 _, [{$r0}], {$r1};",
@@ -79,14 +92,15 @@ def expect_mail(plan: MailPlan, box: Mailbox) -> None:
 
 
 @cute.jit
-def wait_for_mail(box: Mailbox) -> None:
+def wait_for_mail(plan: MailPlan, box: Mailbox) -> None:
     """Wait for all announced bytes. Peers write them, so the acquire has cluster scope."""
-    cute.arch.inline_ptx(
-        "{ .reg .pred done; "
-        "WAIT: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [{$r0}], 0; "
-        "@done bra DONE; bra WAIT; DONE: }",
-        read_only_args=[box.full],
-    )
+    if mail_rows(plan, box) > 0:
+        cute.arch.inline_ptx(
+            "{ .reg .pred done; "
+            "WAIT: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [{$r0}], 0; "
+            "@done bra DONE; bra WAIT; DONE: }",
+            read_only_args=[box.full],
+        )
 
 
 # ---- sending
@@ -94,14 +108,14 @@ def wait_for_mail(box: Mailbox) -> None:
 
 @cute.jit
 def send(plan: MailPlan, box: Mailbox) -> None:
-    """Send every owner its rows; called by the finishing threads, the first ones of the CTA.
+    """Send every other owner its rows; called by the finishing threads, the first of the CTA.
 
     A warp issues its copies one by one, so that warps share them. Every CTA begins with another
     owner, so that no owner gets the rows of all at a time.
     """
     thread, _, _ = cute.arch.thread_idx()
     warps = plan.threads // hw.WARP_THREADS
-    turn = thread // hw.WARP_THREADS + thread % hw.WARP_THREADS * warps
+    turn = 1 + thread // hw.WARP_THREADS + thread % hw.WARP_THREADS * warps
     owner = (box.rank + turn) % plan.cluster
     if turn < plan.cluster and box.sends:
         nbytes = rows_of(plan, owner) * plan.row_bytes
@@ -126,6 +140,13 @@ def send(plan: MailPlan, box: Mailbox) -> None:
 
 
 @cute.jit
+def place_of_row(plan: MailPlan, box: Mailbox, rank: cutlass.Constexpr, slot: Int32) -> Int32:
+    """Return the address of an owned row of a sender: received, or laid out by this CTA."""
+    begin = box.sent if box.rank == rank else box.mail
+    return begin + (rank * plan.owned_rows + slot) * plan.row_bytes
+
+
+@cute.jit
 def received(
     plan: MailPlan, box: Mailbox, slot: Int32, vector: Int32
 ) -> tuple[cute.Tensor, Float32, Float32]:
@@ -133,13 +154,12 @@ def received(
     in the order of ranks.
     """
     cluster, found, rows, nothing = plan.cluster, [], [], NOTHING[: 2 * plan.sums]
-    begin = box.sent if cutlass.const_expr(cluster == 1) else box.mail
+    places = [place_of_row(plan, box, rank, slot) for rank in range(cluster)]
     for rank in cutlass.range_constexpr(cluster):
-        address = begin + (rank * plan.owned_rows + slot) * plan.row_bytes
-        found.append(load_below(address + 2 * plan.columns, rank, box.senders, nothing))
+        statistics = places[rank] + 2 * plan.columns
+        found.append(load_below(statistics, rank, box.senders, nothing))
     for rank in cutlass.range_constexpr(cluster):
-        address = begin + (rank * plan.owned_rows + slot) * plan.row_bytes
-        rows.append(load_below(address + vector * 16, rank, box.senders, (0.0,) * 4))
+        rows.append(load_below(places[rank] + vector * 16, rank, box.senders, (0.0,) * 4))
     top = found[0][0]
     for rank in cutlass.range_constexpr(1, cluster):
         top = cute.arch.fmax(top, found[rank][0])

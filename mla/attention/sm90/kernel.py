@@ -165,7 +165,8 @@ class LatentSm90:
                 panel, rest = unit // (missing * 8), unit % (missing * 8)
                 if unit < units:
                     store(start + panel * (ROWS * PANEL * 2) + rest * 16, Uint32, zero)
-            cute.arch.fence_proxy("async.shared", space="cta")
+            if cutlass.const_expr(plan.by_tma):  # else a fence of others precedes all products
+                cute.arch.fence_proxy("async.shared", space="cta")
 
     def buffers(self, smem: cute.Pointer) -> Buffers:
         """Return the buffers of all roles."""

@@ -180,9 +180,8 @@ class Math:
         for number in cutlass.range(0, count, 2, unroll=1):
             if number > 0:
                 self.add_other(scope, lane, tile, number - 1)
-                warpgroup.wait_group(0)
                 # Not behind the wait for the next tile: team 1 waits for this piece.
-                release(self.plan, scope, pipes.left, 1)
+                self.end_other(scope, pipes.left, 1)
             self.issue_own_scores(scope, lane, tile, number)
             self.add_wide(scope, lane, tile)
             warpgroup.wait_group(0)
@@ -192,8 +191,7 @@ class Math:
             release(self.plan, scope, pipes.left, 0)
         if count % 2 == 0:
             self.add_other(scope, lane, tile, count - 1)
-            warpgroup.wait_group(0)
-            release(self.plan, scope, pipes.left, 1)
+            self.end_other(scope, pipes.left, 1, True)
 
     @cute.jit
     def take_tiles_right(self, scope: Scope, lane: Lane, tile: Tile, count: Int32) -> None:
@@ -210,8 +208,7 @@ class Math:
             release(self.plan, scope, pipes.right, 1)
         if count % 2 == 1:
             self.add_other(scope, lane, tile, count - 1)
-            warpgroup.wait_group(0)
-            release(self.plan, scope, pipes.right, 0)
+            self.end_other(scope, pipes.right, 0, True)
 
     @cute.jit
     def issue_own_scores(self, scope: Scope, lane: Lane, tile: Tile, number: Int32) -> None:
@@ -242,6 +239,23 @@ class Math:
         tops = (maxima[lane.row, other], maxima[lane.row + 8, other])
         self.adopt(tile, tops)
         issue_values(self.plan, tile.o, tile.other_p, tile.values[other], True)
+
+    @cute.jit
+    def end_other(
+        self,
+        scope: Scope,
+        ring: Ring,
+        buffer: cutlass.Constexpr,
+        last: cutlass.Constexpr = False,
+    ) -> None:
+        """Wait for the product of the other team's P, and release its piece.
+
+        last: whether it is the last tile of a unit, whose release nobody may wait for.
+        """
+        warpgroup.wait_group(0)
+        if cutlass.const_expr(self.plan.refills or not last):
+            cute.arch.sync_warp()  # all lanes have read the maxima; own tiles have `publish`
+            release(self.plan, scope, ring, buffer)
 
     @cute.jit
     def adopt(self, tile: Tile, tops: tuple[Float32, Float32]) -> None:
@@ -278,7 +292,8 @@ class Math:
         words, kind = cute.recast_tensor(tile.p, Uint32), "fp16" if self.plan.halves else "bf16"
         for word in cutlass.range_constexpr(cute.size(words)):
             words[word] = pack(scores[2 * word], scores[2 * word + 1], kind)
-        meet(self.plan.barriers, "team", Int32(team))  # all warps have read the ninth panel
+        if cutlass.const_expr(self.plan.meets_for_p):
+            meet(self.plan.barriers, "team", Int32(team))  # all warps have read the ninth panel
         self.publish(scope, lane, tile, tops)
         if cutlass.const_expr(team == 1):
             warpgroup.wait_group(0)
@@ -412,7 +427,10 @@ class Math:
 
     @cute.jit
     def clear_values(self, scope: Scope, lane: Lane, valid: Int32) -> None:
-        """Zero rows of V from `valid` on: their weight is 0, but 0 * NaN is NaN."""
+        """Zero rows of V from `valid` on: their weight is 0, but 0 * NaN is NaN.
+
+        The team meets once more before `publish`, whose fence precedes all products with V.
+        """
         thread, _, _ = cute.arch.thread_idx()
         team = lane.team
         zeros = cute.make_rmem_tensor(PANEL, BFloat16)
@@ -427,13 +445,15 @@ class Math:
                 place = ((half * (PANELS // 2) + panel) * KEYS + row) * PANEL
                 target = cute.make_tensor(start + place, cute.make_layout(PANEL))
                 cute.autovec_copy(zeros, target)
-        cute.arch.fence_proxy("async.shared", space="cta")
 
 
 @cute.jit
 def release(plan: Plan90, scope: Scope, ring: Ring, buffer: cutlass.Constexpr) -> None:
-    """Release a piece of a buffer, in all CTAs of the cluster that get the same keys."""
-    cute.arch.sync_warp()
+    """Release a piece of a buffer, in all CTAs of the cluster that get the same keys.
+
+    One lane arrives for the warp. A wait for products holds for the warp, but what lanes load they
+    have to have loaded.
+    """
     if cutlass.const_expr(plan.config.sharers == 1):
         ring.release(Int32(buffer))
     else:

@@ -143,6 +143,20 @@ class Plan90:
         return any(not i.converts or (i.stores_rest and i.rest) for i in self.intakes)
 
     @cached_property
+    def meets_for_p(self) -> bool:
+        """Whether the warps of a team meet before P of their tile goes to the ninth panel: it has
+        columns of K, or some warps clear keys for all.
+        """
+        return self.panels > PANELS or self.by_tma
+
+    @property
+    def refills(self) -> bool:
+        """Whether somebody waits for the release of the last pieces of a unit: clusters stay, or a
+        peer releases them, too.
+        """
+        return self.config.ways.resident > 0 or self.config.sharers > 1
+
+    @cached_property
     def box_rows(self) -> int:
         """Keys of a TMA box."""
         return min(self.config.keys.rows, KEYS)
