@@ -2,11 +2,13 @@
 
 Only at the boundary of a block: there compressors wait for little (DeepSeek-V4: HCA for nothing,
 CSA for the half of four rows), and a hit ends at a boundary anyway. A step may end up to `draft`
-tokens behind the boundary, since rings keep that much more than the window.
+tokens behind the boundary, since rings keep that much more than the window. A step that marks may
+end anywhere: its layers write the checkpoint from their own tokens (`Layout.can_mark`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kvcache.books.prefix import PrefixCache
@@ -56,38 +58,67 @@ class Checkpoints:
         """Whether there are any."""
         return self.layout.has_state and self.prefix.checkpoints.slots > 0
 
-    def room(self, request: Request, wanted: int) -> int:
-        """Return how many of `wanted` tokens one append takes without missing a checkpoint."""
-        if not self.on:
-            return wanted
-        size = self.layout.block_tokens
-        first = (request.length // size + 1) * size
-        behind = min(self.layout.draft, size - 1)  # a step takes one at its last boundary alone
-        for boundary in range(first, request.length + wanted - behind, size):
-            if self.policy.wants(request, boundary, size):
-                return boundary - request.length
+    def room(self, request: Request, wanted: int, marks: bool = False) -> int:
+        """Return how many of `wanted` tokens one append takes without missing a checkpoint.
+
+        marks: whether the append marks, which may leave its first checkpoint behind.
+        """
+        start = request.length
+        for boundary in self._passed(request, start, start + wanted):
+            if not (marks and self._can_mark(start, boundary)):
+                return boundary - start
+            marks = False
         return wanted
+
+    def _passed(self, request: Request, start: int, end: int) -> Iterator[int]:
+        """Boundaries where the policy wants a checkpoint, and that `take` does not reach at the end
+        of an append."""
+        size = self.layout.block_tokens
+        behind = min(self.layout.draft, size - 1)  # a step takes one at its last boundary alone
+        boundaries = range((start // size + 1) * size, end - behind, size) if self.on else ()
+        return (each for each in boundaries if self.policy.wants(request, each, size))
+
+    def _can_mark(self, start: int, boundary: int) -> bool:
+        """Whether a step from `start` on has all tokens that a checkpoint at a boundary needs."""
+        return self.layout.can_mark and start <= boundary - (self.layout.window - 1)
+
+    def mark(self, request: Request, start: int, ticket: int) -> tuple[tuple[int, int], ...]:
+        """The (boundary, slot) of a checkpoint that an append from `start` to where `request` is
+        writes itself, if the policy wants one."""
+        boundary = next(self._passed(request, start, request.length), None)
+        if boundary is None or not self._can_mark(start, boundary):
+            return ()
+        slot = self._reserved(request, boundary, True, ticket)
+        return () if slot is None else ((boundary, slot),)
 
     def take(self, request: Request, start: int, ticket: int) -> tuple[Copy, ...]:
         """The copy that makes one, if an append from `start` to where `request` is calls for it."""
-        size, prefix = self.layout.block_tokens, self.prefix
+        size = self.layout.block_tokens
         boundary = request.length // size * size
         reached = start < boundary and request.furthest - boundary <= self.layout.draft
         if not self.on or not reached:
             return ()
-        stays, known = self.policy.wants(request, boundary, size), boundary <= request.known
+        stays = self.policy.wants(request, boundary, size)
         if not (stays or self.policy.rolling):
             return ()
-        if known and self._is_there(request, boundary, stays):
+        slot = self._reserved(request, boundary, stays, ticket)
+        if slot is None:
             return ()
+        return (Copy(Pool.STATES, Pool.CHECKPOINTS, request.state, slot, boundary),)
+
+    def _reserved(self, request: Request, boundary: int, stays: bool, ticket: int) -> int | None:
+        """Return a slot for a checkpoint; None if it is there already, or no slot is free."""
+        prefix = self.prefix
+        if boundary <= request.known and self._is_there(request, boundary, stays):
+            return None
         if not prefix.checkpoints.available:
             prefix.counters.checkpoints_skipped += 1
-            return ()
+            return None
         self._roll(request)
         (slot,) = prefix.checkpoints.take(1, request.name)
         request.nameless.append(Nameless(boundary, slot, stays))
         self.settle(request, ticket)
-        return (Copy(Pool.STATES, Pool.CHECKPOINTS, request.state, slot, boundary),)
+        return slot
 
     def settle(self, request: Request, ticket: int) -> None:
         """Checkpoints of the request whose tokens are known by now can be found. ticket: of the

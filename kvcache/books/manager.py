@@ -26,7 +26,7 @@ from kvcache.books.prefix import Match, PrefixCache, chained, seed
 from kvcache.books.requests import MAX_TOKENS, Placeholders, Request, Tokens, token_ids
 from kvcache.books.slot_pool import NO_TICKET, Sizes, SlotPool
 from kvcache.books.step import Step, block_tables
-from kvcache.books.work import Copy, Event, Pool, Tickets, Work
+from kvcache.books.work import Copy, Event, Mark, Pool, Tickets, Work
 from kvcache.checks import numbers, require, whole
 from kvcache.layouts.layout import Layout
 
@@ -233,13 +233,18 @@ class Manager:
 
     # -- tokens ------------------------------------------------------------------------------
 
-    def append(self, batch: Mapping[Request, Tokens | Placeholders]) -> Step:
+    def append(
+        self, batch: Mapping[Request, Tokens | Placeholders], *, marks: bool = False
+    ) -> Step:
         """The next tokens of some requests; all or none.
 
         Of `Placeholders` only the number is known yet: `resolve` says what they are, before other
         tokens follow. PoolExhausted names the first request for which blocks are missing.
+        marks: the layers write the checkpoints of `Step.marks`, so that a prompt needs no second
+        step to leave one. ValueError unless `Layout.can_mark`.
         """
         require("batch", batch, Mapping)
+        self._require_marks(marks)
         for request, given in batch.items():
             self.require(request, known=not isinstance(given, Placeholders))
         tokens = {request: token_ids(request.name, given) for request, given in batch.items()}
@@ -253,20 +258,32 @@ class Manager:
             copies += self._make_writable(request, copied, fresh)
             request.blocks.extend(islice(fresh, new))
         after: list[Copy] = []
-        for request, ids in tokens.items():
+        marked: list[Mark] = []
+        for owner, (request, ids) in enumerate(tokens.items()):
             start = request.length
-            room = self.checkpoints.room(request, len(ids))
+            room = self.checkpoints.room(request, len(ids), marks)
             self.counters.checkpoints_missed += room < len(ids)
             request.extend(ids, unknown=isinstance(batch[request], Placeholders))
             self._store_full(request)
+            if marks:
+                found = self.checkpoints.mark(request, start, ticket)
+                marked += [Mark(owner, *each) for each in found]
             after += self.checkpoints.take(request, start, ticket)
             self.counters.appended_tokens += len(ids)
         return Step(
             ticket, tuple(copies), tuple(tokens), tuple(after),
             starts, np.array([request.length for request in tokens], np.int32),
             np.array([request.state for request in tokens], np.int32), block_tables(tokens),
-            layout=self.layout,
+            layout=self.layout, marks=tuple(marked),
         )  # fmt: skip
+
+    def _require_marks(self, marks: bool) -> None:
+        require("marks", marks, bool)
+        if marks and not self.layout.can_mark:
+            raise ValueError(
+                f"marks with the layout {self.layout.name}: only for states of rings of plain rows "
+                "that begin anew at every boundary. Let steps end at boundaries"
+            )
 
     def _growth(self, tokens: Mapping[Request, np.ndarray]) -> dict[Request, tuple[int, bool]]:
         """Blocks that each request needs, and whether its last one has to be copied first."""
@@ -358,13 +375,14 @@ class Manager:
         del request.digests[request.length // self.layout.block_tokens :]
         self.counters.rolled_back_tokens += tokens
 
-    def room(self, request: Request, wanted: int) -> int:
+    def room(self, request: Request, wanted: int, *, marks: bool = False) -> int:
         """Return how many of the next `wanted` tokens fit one append without missing a checkpoint.
 
-        A longer append is allowed; then later hits are shorter.
+        A longer append is allowed; then later hits are shorter. marks: as `append` will be called.
         """
         self.require(request, resident=False)
-        return self.checkpoints.room(request, whole("wanted", wanted, 0, MAX_TOKENS))
+        self._require_marks(marks)
+        return self.checkpoints.room(request, whole("wanted", wanted, 0, MAX_TOKENS), marks)
 
     def abandon(self, step: Step) -> None:
         """`step` was not executed, or not to its end: what it wrote is worth nothing.
@@ -376,7 +394,7 @@ class Manager:
         for request in (each for each in step.requests if not each.freed):
             self.require(request, resident=False)
         mine = {digest for request in step.requests for digest in request.digests}
-        self.prefix.forget_checkpoints([copy.target_slot for copy in step.after], mine)
+        self.prefix.forget_checkpoints(step.checkpoints, mine)
         for request, start in zip(step.requests, step.starts.tolist(), strict=True):
             if request.freed:
                 continue

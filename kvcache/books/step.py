@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvcache.books.requests import Request
-from kvcache.books.work import Copy, Work
+from kvcache.books.work import Copy, Mark, Work
 from kvcache.checks import require
-from kvcache.layouts.layout import Layout, Stream
+from kvcache.layouts.layout import Layout, Ring, Stream
 
 if TYPE_CHECKING:
     import torch
 
 NOWHERE = -1  # in a slot mapping
-ROWS_OF, ENDS_OF = "rows_of.", "ends_of."
+ROWS_OF, ENDS_OF, MARKS_OF = "rows_of.", "ends_of.", "marks_of."
+MAPPINGS = (ROWS_OF, ENDS_OF, MARKS_OF)
 PLAIN = ("cu_tokens", "positions", "owners", "starts", "lengths", "state_slots", "block_tables")
 
 
@@ -32,6 +33,7 @@ class Step(Work):
 
     copies: copies before the step writes (copy on write).
     after: copies once the step has written (checkpoints).
+    marks: checkpoints that its layers write, from their own tokens; see `marks_of`.
     block_tables: int32 [B, W]; after the blocks of a request 0, the null block.
     state_slots: int32 [B], -1 without states.
     starts, lengths: int32 [B], tokens before and after.
@@ -40,6 +42,7 @@ class Step(Work):
     layout: Layout = field(kw_only=True)
     requests: tuple[Request, ...] = ()
     after: tuple[Copy, ...] = ()
+    marks: tuple[Mark, ...] = field(default=(), kw_only=True)
     starts: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     lengths: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     state_slots: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
@@ -84,6 +87,25 @@ class Step(Work):
         numbers = self.state_slots.astype(np.int64)[owners] * rows + positions % rows
         return np.where(positions >= self.lengths[owners] - rows, numbers, NOWHERE)
 
+    @property
+    def checkpoints(self) -> list[int]:
+        """Slots of the checkpoints that the step makes, by copies and by its layers."""
+        return [*(copy.target_slot for copy in self.after), *(mark.slot for mark in self.marks)]
+
+    def marks_of(self, name: str) -> np.ndarray:
+        """Slot mapping int64 [T] of `marks` for the ring `name`: slot * (window - 1) + row, or -1.
+
+        It refers to the rows of `Layout.mark`. Only for layouts that can mark.
+        """
+        ring = self.layout.find(name)
+        if not (self.layout.can_mark and isinstance(ring, Ring)):
+            raise TypeError(f"{name!r} is not a ring that a step can mark")
+        rows, found = ring.window - 1, np.full(self.cu_tokens[-1], NOWHERE, np.int64)
+        for owner, boundary, slot in self.marks:
+            first = self.cu_tokens[owner] + boundary - rows - self.starts[owner]
+            found[first : first + rows] = slot * rows + np.arange(rows)
+        return found
+
     def ends_of(self, name: str) -> np.ndarray:
         """int32 [E]: the tokens that complete an entry of the stream `name`, in their order."""
         return np.flatnonzero(self._completes(self._stream(name))).astype(np.int32)
@@ -102,12 +124,16 @@ class Step(Work):
         return self.lengths // self._stream(name).ratio
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Every array by its name: 'rows_of.<name>' of all, 'ends_of.<name>' of streams."""
+        """Every array by its name: 'rows_of.<name>' of all, 'ends_of.<name>' of streams, and
+        'marks_of.<name>' of rings that can be marked."""
         found = {name: getattr(self, name) for name in PLAIN}
         for array in self.layout.arrays:
             found[f"{ROWS_OF}{array.name}"] = self.rows_of(array.name)
         for stream in self.layout.streams:
             found[f"{ENDS_OF}{stream.name}"] = self.ends_of(stream.name)
+        if self.layout.can_mark:
+            for ring in self.layout.rings:
+                found[f"{MARKS_OF}{ring.name}"] = self.marks_of(ring.name)
         return found
 
     def tensors(self, device: torch.device | str) -> dict[str, torch.Tensor]:
@@ -149,7 +175,7 @@ class Step(Work):
     def _padding(self, name: str) -> int:
         if name == "cu_tokens":
             return int(self.cu_tokens[-1])
-        return NOWHERE if name == "state_slots" or name.startswith((ROWS_OF, ENDS_OF)) else 0
+        return NOWHERE if name == "state_slots" or name.startswith(MAPPINGS) else 0
 
 
 def block_tables(requests: Collection[Request]) -> np.ndarray:

@@ -43,6 +43,19 @@ class Copy(NamedTuple):
     position: int | None = None
 
 
+class Mark(NamedTuple):
+    """A checkpoint at a boundary inside a step, which the layers of the step write themselves.
+
+    owner: index of the request in the step.
+    boundary: tokens of the request before the boundary.
+    slot: in CHECKPOINTS.
+    """
+
+    owner: int
+    boundary: int
+    slot: int
+
+
 class Event(Protocol):
     """Like torch.cuda.Event."""
 

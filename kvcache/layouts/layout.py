@@ -75,6 +75,11 @@ class Ring:
         """Bytes of one copy's page."""
         return self.record.page_bytes(self.rows(draft))
 
+    @property
+    def marked_bytes(self) -> int:
+        """Bytes of one copy in a checkpoint that a step marks; see `Layout.can_mark`."""
+        return (self.window - 1) * self.record.data_bytes
+
     def live(self, position: int, draft: int) -> Iterator[tuple[int, int]]:
         """(offset, bytes) of what a request of `position` tokens still needs, in a copy's page.
 
@@ -326,6 +331,34 @@ class Layout:
         live = self.live(position)
         starts = accumulate((size for _, size in live), initial=0)
         return [(offset, start, size) for (offset, size), start in zip(live, starts, strict=False)]
+
+    @cached_property
+    def can_mark(self) -> bool:
+        """Whether a step may write a checkpoint at a boundary inside it, from its own tokens.
+
+        True if a state has rings alone, of plain rows, and a boundary is where each ring begins
+        anew: then the rows of a copy lie in one piece, at the same place in every checkpoint.
+        """
+        return self.has_state and not self.tails and all(map(self._is_marked, self.rings))
+
+    def _is_marked(self, ring: Ring) -> bool:
+        record, anew = ring.record, self.block_tokens % ring.rows(self.draft) == 0
+        return anew and ring.window > 1 and not (record.scale_bytes or record.bytes % TMA_ALIGN)
+
+    def mark(self, name: str, copy: int) -> Place:
+        """Return the location in a checkpoint of a copy of ring `name`: window - 1 rows, in order.
+
+        Agrees with `segments`. Raises ValueError for another array, or unless `can_mark`.
+        """
+        ring = self.find(name)
+        if not (self.can_mark and isinstance(ring, Ring)):
+            raise ValueError(f"{name!r} of {self.name}: only rings that begin anew at boundaries")
+        if not 0 <= whole("copy", copy, None) < ring.copies:
+            raise NoSuchCopy(f"copy {copy} of {name!r}: it has {ring.copies}")
+        offset = copy * ring.marked_bytes
+        for other in self.rings[: self.rings.index(ring)]:
+            offset += other.copies * other.marked_bytes
+        return Place(ring.record, ring.window - 1, offset, offset)
 
     def alike(self, position: int) -> int:
         """An early position with the same `live`, and inside a block at the same place: for those

@@ -130,12 +130,15 @@ class Cache:
     # -- steps -------------------------------------------------------------------------------
 
     @contextmanager
-    def step(self, batch: Mapping[Request, Tokens | Placeholders]) -> Iterator[Step]:
+    def step(
+        self, batch: Mapping[Request, Tokens | Placeholders], *, marks: bool = False
+    ) -> Iterator[Step]:
         """The next tokens of some requests; within the block the caller writes their entries.
 
-        An exception in the block frees these requests, as if the step had never been.
+        An exception in the block frees these requests, as if the step had never been. marks: the
+        caller also writes `Step.marks`; see `Manager.append`.
         """
-        step = self.begin(batch)
+        step = self.begin(batch, marks=marks)
         try:
             yield step
         except BaseException:
@@ -143,10 +146,10 @@ class Cache:
             raise
         self.finish(step)
 
-    def begin(self, batch: Mapping[Request, Tokens | Placeholders]) -> Step:
+    def begin(self, batch: Mapping[Request, Tokens | Placeholders], *, marks: bool = False) -> Step:
         """`Manager.append`, and the copies before it; `finish` or `abandon` ends it."""
         self._require_closed("begin")
-        step = self.manager.append(batch)
+        step = self.manager.append(batch, marks=marks)
         self._open = step
         self._await_arrivals(step.requests)
         try:
@@ -163,7 +166,7 @@ class Cache:
         try:
             self._mover.move(step.after)
             self._seal(Pool.BLOCKS, self._written(step, full=True))
-            self._seal(Pool.CHECKPOINTS, [copy.target_slot for copy in step.after])
+            self._seal(Pool.CHECKPOINTS, step.checkpoints)
         except BaseException:
             self.abandon(step)
             raise
@@ -251,6 +254,10 @@ class Cache:
     def rows(self, name: str, copy: int) -> Rows:
         """Return the entries of one copy of a stream or ring, as kernels address them."""
         return self.storage.rows(name, copy)
+
+    def marks(self, name: str, copy: int) -> Rows:
+        """Return the rows of a copy of a ring in checkpoints, which `Step.marks_of` refers to."""
+        return self.storage.marks(name, copy)
 
     def tail(self, name: str, copy: int) -> TailRows:
         """Return the tail of a compressor, as kernels address it."""

@@ -94,6 +94,10 @@ class Storage:
         pool = self.pools[Pool.BLOCKS if stays else Pool.STATES]
         return Rows(pool, **vars(place))
 
+    def marks(self, name: str, copy: int) -> Rows:
+        """Return the rows of one copy of a ring in the pool of checkpoints; see `Layout.mark`."""
+        return Rows(self.pools[Pool.CHECKPOINTS], **vars(self.layout.mark(name, copy)))
+
     def pages(
         self, name: str, copy: int, dtype: torch.dtype, shape: tuple[int, ...]
     ) -> torch.Tensor:
