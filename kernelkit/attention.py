@@ -14,6 +14,7 @@ import torch
 from kernelkit.call.tensors import (
     INPUT_NAMES,
     as_number,
+    in_sequence,
     plain_table,
     require_int64,
     require_table,
@@ -23,6 +24,7 @@ from kernelkit.call.tensors import (
 )
 from kernelkit.plan.limits import FLT_MAX, FLT_MIN, UNBOUNDED
 from kernelkit.plan.log2 import LOG2_E
+from kernelkit.trees import MAX_TOKENS as MAX_TREE_TOKENS
 
 Sides = tuple[int | None, int | None]
 Window = int | Sides | None
@@ -33,7 +35,7 @@ MIN_SCALE = 1e-12
 E4M3 = torch.float8_e4m3fn
 MIN_SOFTCAP, MAX_SOFTCAP = 1e-6, 4096.0  # the logits of a larger cap would be off by 2 ** -11
 
-_MASKS = "masks are causal=, window=, sink_tokens= and kv_lens=; others are not supported"
+_MASKS = "masks are causal=, window=, tree=, sink_tokens= and kv_lens=; others are not supported"
 _ROTARY = "turn q and k before the call"
 
 # Arguments of other libraries (FlashAttention, FlashInfer, vLLM, torch) -> the name here, or what
@@ -93,6 +95,7 @@ class SharedOptions(TypedDict, total=False):
     """Options of both, but for `out`; `causal` has two defaults."""
 
     window: Annotated[Window, None]
+    tree: Annotated[torch.Tensor | None, None]
     sink_tokens: Annotated[int, 0]
     softcap: Annotated[float | None, None]
     sinks: Annotated[torch.Tensor | None, None]
@@ -126,6 +129,7 @@ class AttentionArguments:
     causal: bool = False
     window_left: int | None = None
     window_right: int | None = None
+    tree: torch.Tensor | None = None
     sink_tokens: int = 0
     softcap: float = 0.0
     scale: float | None = None
@@ -285,11 +289,25 @@ class AttentionArguments:
                 f"causal=True conflicts with window={window}: a causal mask has right = 0. Drop "
                 "causal, or pass right = 0 or None"
             )
+        if self.tree is not None and self.window_right is not None:
+            raise ValueError(
+                f"tree conflicts with window right {self.window_right}: its words say which of the "
+                "newest keys a token sees. Pass right = None"
+            )
         if self.sink_tokens < 0:
             raise ValueError(f"sink_tokens {self.sink_tokens}: at least 0")
         if self.sink_tokens and self.window_left is None:
             raise ValueError(
                 f"sink_tokens {self.sink_tokens} without a left window: all rows see the first keys"
+            )
+
+    def check_tree(self, shape: tuple[int, ...], most_tokens: int, remedy: str = "") -> None:
+        """Raise for words of another shape or dtype, and for entries with too many tokens."""
+        assert self.tree is not None
+        require_table("tree", self.tree, torch.int64, shape)
+        if most_tokens > MAX_TREE_TOKENS:
+            raise ValueError(
+                f"tree with {most_tokens} tokens of an entry: at most {MAX_TREE_TOKENS}{remedy}"
             )
 
     def _check_out(self, out: torch.Tensor, shape: tuple[int, ...]) -> None:
@@ -302,6 +320,10 @@ class AttentionArguments:
     def kernel_sinks(self) -> torch.Tensor | None:
         """fp32, as kernels read them; a copy where they are of another dtype."""
         return None if self.sinks is None else plain_table(self.sinks.float())
+
+    def kernel_tree(self) -> torch.Tensor | None:
+        """Words of all entries in sequence, as kernels read them; a copy where they lie apart."""
+        return None if self.tree is None else in_sequence(self.tree)
 
     def kernel_out_scale(self) -> torch.Tensor | None:
         """Return [1], the divisor of O in place."""

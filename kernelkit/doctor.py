@@ -41,6 +41,7 @@ OPERATORS = {
     "moe.mixed_gemm, fused_moe with arranged experts": "moe.mixed.config:ARCHS",
     "q8_0.matvec": "q8_0.launch:ARCHS",
     "q8_0.product": "q8_0.product.launch:ARCHS",
+    "q8_0.product_of_numbers": "q8_0.numbers.choose:ARCHS",
 }
 
 

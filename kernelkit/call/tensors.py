@@ -264,6 +264,13 @@ def plain_table(table: Any) -> Any:
     return None if table is None else with_plain_strides(without_broadcast(table))
 
 
+def in_sequence(table: torch.Tensor) -> torch.Tensor:
+    """Return the elements of a table in one dimension of stride 1; a copy where they lie apart.
+
+    `reshape(-1)` of a column of a wider table is a view with that table's stride."""
+    return table.contiguous().view(-1)
+
+
 def device_of(device: object) -> torch.device:
     """torch.device(device); TypeError or ValueError for what names none."""
     if not isinstance(device, str | torch.device):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 # Packages that kernels are traced from; ptxemu is none.
-PACKAGES = ("fmha", "gqa_lowlatency", "kernelkit", "kvcache", "mla", "moe", "q8_0")
+PACKAGES = ("examples", "fmha", "gqa_lowlatency", "kernelkit", "kvcache", "mla", "moe", "q8_0")
 
 _IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+([\w.]+)[ \t]+import[ \t]+(\([^)]*\)|[^\n]+)|import[ \t]+([^\n]+))", re.M

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Uint32
+from cutlass import Boolean, Float32, Int32, Uint32, Uint64
 
 from kernelkit.device.control import once
 from kernelkit.plan.limits import FLT_MAX
@@ -72,6 +72,29 @@ class RowView:
         two rows the columns are 0, 1, 8, 9, 16, 17, .."""
         return limit if self.rows == 1 else (limit >> 3) * 2 + cutlass.min(limit & 7, 2)
 
+    def gather(self, word: Uint64, start: Int32, columns: int) -> Uint32:
+        """Bits of `word`, whose lowest one belongs to column `start`, for a row's first `columns`
+        columns."""
+        if self.rows == 1:
+            return window_of(word, start)
+        bits = Uint32(0)
+        for first in range(0, 4 * columns, CHUNK):  # four pairs of neighbours in each
+            window = window_of(word, start - first)
+            for pair in range(0, CHUNK, 8):
+                bits = bits | ((window >> pair & 3) << (first + pair) // 4)
+        return bits
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Tokens that a row sees among the newest ones.
+
+    word: bit j is token j, that of column begin + j; columns before `begin` are not restricted.
+    """
+
+    word: Uint64
+    begin: Int32
+
 
 def view_of(scores: cute.Tensor, view: RowView | None) -> RowView:
     """Return `view`; where there is none, all scores belong to one row."""
@@ -132,10 +155,37 @@ def keep_columns(
             bits = bits & ~lowest_bits(view.columns_below(begin - (first + column)))
         if cutlass.const_expr(prefix_end is not None):
             bits = bits | lowest_bits(view.columns_below(prefix_end - (first + column)))
-        for bit in cutlass.range_constexpr(len(elements)):
-            element = elements[bit]
-            inside = Boolean(bits & Uint32(1 << bit))
-            scores[element] = scores[element] if inside else unseen
+        keep_elements(scores, elements, bits, unseen)
+
+
+@cute.jit
+def keep_branch(
+    scores: cute.Tensor,
+    branch: Branch,
+    view: RowView | None = None,
+    row: cutlass.Constexpr = 0,
+    first: Int32 | int = 0,
+    unseen: Float32 | float = -Float32.inf,
+) -> None:
+    """Scores of `row` become `unseen` at newest tokens that `branch` does not name. first: the
+    column of the thread's first element."""
+    view = view_of(scores, view)
+    for column, elements in view.chunks(row):
+        start = branch.begin - (first + column)
+        bits = lowest_bits(view.columns_below(start))
+        bits = bits | view.gather(branch.word, start, len(elements))
+        keep_elements(scores, elements, bits, unseen)
+
+
+@cute.jit
+def keep_elements(
+    scores: cute.Tensor, elements: list[int], bits: Uint32, unseen: Float32 | float
+) -> None:
+    """Scores of `elements` become `unseen` where their bit is 0."""
+    for bit in cutlass.range_constexpr(len(elements)):
+        element = elements[bit]
+        inside = Boolean(bits & Uint32(1 << bit))
+        scores[element] = scores[element] if inside else unseen
 
 
 @cute.jit
@@ -148,6 +198,23 @@ def lowest_bits(count: Int32) -> Uint32:
         read_only_args=[Uint32(ALL_BITS), Uint32(cutlass.max(count, 0))],
     )
     return ~above
+
+
+@cute.jit
+def window_of(word: Uint64, start: Int32) -> Uint32:
+    """Bits of `word`, whose lowest one belongs to column `start`, for columns 0 to 31."""
+    # PTX shifts out everything by 64 and more; LLVM leaves that undefined.
+    left = cute.arch.inline_ptx(
+        "shl.b64 {$w0}, {$r0}, {$r1};",
+        write_only_types=[Uint64],
+        read_only_args=[word, Uint32(cutlass.max(start, 0))],
+    )
+    moved = cute.arch.inline_ptx(
+        "shr.u64 {$w0}, {$r0}, {$r1};",
+        write_only_types=[Uint64],
+        read_only_args=[left, Uint32(cutlass.max(-start, 0))],
+    )
+    return Uint32(moved & ALL_BITS)
 
 
 @cute.jit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -31,3 +32,8 @@ def members(kind: Any) -> Iterator[tuple[str, Any]]:
 def nothing(kind: Any) -> Any:
     """Return an instance whose words are all 0, for a part that a launch does not have."""
     return kind(**{name: nothing(inner) if inner else 0 for name, inner in members(kind)})
+
+
+def fp32_bits(number: float) -> int:
+    """Return the bits of a number in fp32, as a word takes them."""
+    return int(struct.unpack("<I", struct.pack("<f", number))[0])

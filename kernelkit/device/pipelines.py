@@ -76,13 +76,26 @@ class Barriers:
 
     @cute.jit
     def arrive_where(self, stage: Int32, condition: Boolean) -> None:
-        """Arrive with one thread of the warp in its own CTA if the condition holds."""
-        cute.arch.inline_ptx(
-            "{ .reg .pred wanted, one; setp.ne.s32 wanted, {$r1}, 0; "
-            "elect.sync _|one, 0xffffffff; and.pred one, one, wanted; "
-            "@one mbarrier.arrive.shared::cta.b64 _, [{$r0}]; }",
-            read_only_args=[self.array.get_barrier(stage).toint(), Int32(condition)],
-        )
+        """Arrive with one thread of the warp if the condition holds: in its own CTA, or with EACH
+        in both CTAs of its pair."""
+        barrier = self.array.get_barrier(stage).toint()
+        if cutlass.const_expr(self.reach is Reach.EACH):
+            cute.arch.inline_ptx(
+                "{ .reg .pred wanted, one; .reg .b32 to, cta; setp.ne.s32 wanted, {$r1}, 0; "
+                "elect.sync _|one, 0xffffffff; and.pred one, one, wanted; "
+                "mapa.shared::cluster.u32 to, {$r0}, {$r2}; "
+                "@one mbarrier.arrive.shared::cluster.b64 _, [to]; "
+                "add.u32 cta, {$r2}, 1; mapa.shared::cluster.u32 to, {$r0}, cta; "
+                "@one mbarrier.arrive.shared::cluster.b64 _, [to]; }",
+                read_only_args=[barrier, Int32(condition), Int32(leader_of(self.pairs))],
+            )
+        else:
+            cute.arch.inline_ptx(
+                "{ .reg .pred wanted, one; setp.ne.s32 wanted, {$r1}, 0; "
+                "elect.sync _|one, 0xffffffff; and.pred one, one, wanted; "
+                "@one mbarrier.arrive.shared::cta.b64 _, [{$r0}]; }",
+                read_only_args=[barrier, Int32(condition)],
+            )
 
     @cute.jit
     def arrive_without_bytes(self, stage: Int32) -> None:

@@ -106,3 +106,10 @@ def _logits(products: torch.Tensor, head_dim: int, numbers: Numbers) -> torch.Te
     if numbers.softcap:
         return numbers.softcap * torch.tanh(products * (factor / numbers.softcap))
     return products * factor
+
+
+def branches(tree: torch.Tensor, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (bool [tokens, tokens], int64 [tokens, 1]) of words [tokens]: which tokens each one
+    sees, and its depth, the number of earlier ones among them."""
+    sees = (tree[:, None] >> torch.arange(tokens, device=tree.device) & 1).bool()
+    return sees, sees.tril(-1).sum(dim=1, keepdim=True)

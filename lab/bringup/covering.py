@@ -38,6 +38,7 @@ from mla.attention import codec
 from mla.indexer.api import IndexQuery, scores
 from mla.indexer.quantised import quantised
 from mla.indexer.scores_config import HEADS, RECORDS
+from moe import Router, arrange, fused_moe, pack
 from moe.choose import FEW
 from moe.config import SWAPPED_ROWS, TILE_ROWS
 from moe.config import TILE_N as TILE_COLUMNS
@@ -79,6 +80,7 @@ def problems(arch: str) -> Iterator[Problem]:
     if own == "sm_100a":
         yield from _grouped()
     yield from _mixed(own)
+    yield from _few_rows(own)
     yield from _index_scores(own)
     yield from _pages()
     yield from _steps()
@@ -122,6 +124,7 @@ def _attention(arch: str) -> Iterator[Problem]:
         "no keys": {"batch": 2, "kv_lens": (0, 130), "softcap": 20.0},
         "rope": {"rope_dim": 32, "window": (90, 0), "sink_tokens": 4},
         "pdl": {"pdl": True},
+        "tree": {"tree": "branches", "window": (90, None), "batch": 2, "q_lens": (64, 5)},
     }
     for name, options in more.items():
         queries = 0 if "q_lens" in options else 130
@@ -240,6 +243,22 @@ def _mixed(arch: str) -> Iterator[Problem]:
             )  # fmt: skip
             words = f"{fmt} {rows} rows, {teams} x {parts} teams{', gathered' * bool(gather)}"
             yield Problem(f"mixed {words}", lambda case=case: mixed.call(case, case.inputs()))
+
+
+def _few_rows(arch: str) -> Iterator[Problem]:
+    for fmt, biased in (("mxfp4", True), ("nvfp4", False)):
+        yield Problem(f"few rows {fmt}", partial(_few_rows_calls, arch, fmt, biased))
+
+
+def _few_rows_calls(arch: str, fmt: str, biased: bool) -> Any:
+    """Compute a layer of five experts for seven tokens."""
+    generator = torch.Generator().manual_seed(0)
+    x, w13, w2, b13, b2, logits = (
+        torch.randn(shape, generator=generator)
+        for shape in ((7, 160), (5, 192, 160), (5, 160, 96), (5, 192), (5, 160), (7, 5))
+    )
+    experts = arrange(pack(w13, w2, fmt, biases=(b13, b2) if biased else None))
+    return fused_moe(x.bfloat16(), experts, logits, Router(2), few_rows=True, arch=arch)
 
 
 def _index_scores(arch: str) -> Iterator[Problem]:

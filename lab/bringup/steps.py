@@ -238,7 +238,7 @@ SANITIZER = "compute-sanitizer"
 
 
 def _sanitizer() -> Iterator[Step]:
-    for name in ("append", "merge", "fmha-base", "gqa-1", "q8_0"):
+    for name in ("append", "merge", "fmha-base", "gqa-1", "q8_0", "mla-warp", "mla-listed"):
         kind, flags = SMALL[name]
         yield Step(
             f"sanitizer.{name}", f"memcheck of {flags}",

@@ -303,6 +303,9 @@ _OTHERS = {
     "atom.global.acq_rel.add.u32": (
         "atom.global.acq_rel.add.u32 %r2, [%w1], %thread; mov.u32 %r1, 7;"
     ),
+    "atom.global.release.add.u32": (
+        "atom.global.release.add.u32 %r2, [%w1], %thread; mov.u32 %r1, 7;"
+    ),
     "red.relaxed.gpu.global.max.u32": (
         "red.relaxed.gpu.global.max.u32 [%w1], %thread; mov.u32 %r1, 7;"
     ),

@@ -34,9 +34,28 @@ NOBODY = "B200"  # whose column says so while it has no file
 
 
 def documents(folder: Path = RESULTS) -> list[dict[str, Any]]:
-    """Bring-ups that are kept, real GPUs first."""
-    found = [_document(path) for path in sorted(folder.glob("bringup-*.json"))]
-    return sorted(found, key=lambda each: (each["emulated"], each["gpu"]["name"]))
+    """Bring-ups that are kept, real GPUs first. Those of one GPU are joined: a step that a later
+    one ran replaces the earlier one's.
+    """
+    found: dict[tuple, dict[str, Any]] = {}
+    every = (_document(path) for path in folder.glob("bringup-*.json"))
+    for each in sorted(every, key=lambda document: document["date"]):
+        kind = (each["emulated"], each["gpu"]["name"], each["arch"])
+        found[kind] = _joined(found[kind], each) if kind in found else each
+    return [found[kind] for kind in sorted(found)]
+
+
+def _joined(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Return the newer document with the steps that only the older one ran."""
+    ran = {row["name"]: row for each in (old, new) for row in each["steps"] if _ran(row)}
+    since, until = old["date"].partition(" to ")[0], new["date"]
+    same_month = until[:7] == since[:7]
+    dates = f"{since} to {until[8:] if same_month else until}"
+    return {**new, "date": dates, "steps": [*ran.values()]}
+
+
+def _ran(row: Mapping[str, Any]) -> bool:
+    return row["verdict"] not in (SKIPPED, NOT_RUN, "refused")
 
 
 def _document(path: Path) -> dict[str, Any]:
@@ -70,8 +89,7 @@ def _head(document: Mapping[str, Any]) -> str:
 def _cell(steps: Iterable[Mapping[str, Any]], beginnings: Sequence[str]) -> str:
     """5 of 6 right."""
     mine = [row for row in steps
-            if row["name"].startswith(tuple(beginnings))
-            and row["verdict"] not in (SKIPPED, NOT_RUN, "refused")]  # fmt: skip
+            if row["name"].startswith(tuple(beginnings)) and _ran(row)]  # fmt: skip
     right = sum(row["verdict"] == "passed" for row in mine)
     return f"{right} of {len(mine)} right" if mine else "-"
 

@@ -22,8 +22,11 @@ MASKS = {
 }
 OWN_DIMS = (64, 128)
 # of lab.bench.fmha_peers, which imports torch
-ROWS = ("anchor", "gpt-oss", "gqa", "mla", "fp8", "hd512")
-FMHA_PEERS = ("fmha", "mma.sync", "fa4", "cudnn", "fa2", "flashinfer")
+ROWS = ("anchor", "gpt-oss", "gqa", "mla", "fp8", "e4m3", "hd512")
+FMHA_PEERS = (
+    *("fmha", "mma.sync", "fa4", "fa3", "cudnn-graph", "cudnn-graph-e4m3", "cudnn", "fa2"),
+    "flashinfer",
+)
 # of lab.bench.gqa_peers.PEERS, which imports torch
 PEERS = (
     *("decode", "decode pdl", "decode pdl kv-ready", "torch cudnn", "torch flash", "flex"),

@@ -17,6 +17,7 @@ from ptxemu.host.command_line import output_file
 from ptxemu.options import POLICIES
 
 ARCHS = ("sm_100a", "sm_90a")  # what kernels are written for, the first by default
+TREES = ("branches", "mask", "block", "chain")  # kinds of words of draft tokens
 ALL_ARCHS = (*dict.fromkeys((*ARCHS, *ARCHITECTURES)),)  # where there are kernels on mma.sync, too
 SERVED = (*(arch for arch in ALL_ARCHS if written_for(arch) in ARCHS),)  # run what is for ARCHS
 MAX_COUNT = (1 << 31) - 1
@@ -154,6 +155,9 @@ def add_visibility(group: argparse._ArgumentGroup, *, causal: bool) -> None:
     words = "keys visible before a query's position and after it; empty for unbounded"
     sides = {"type": window, "metavar": "L[,R]", "shown": "all"}
     add(group, "window", words, (None, None), **sides)
+    words = "bits that say which of the newest tokens each of them sees: of a random tree, random "
+    words += "ones, all, or those of a causal block"
+    add(group, "tree", words, "", shown="no tree", choices=TREES)
     add(
         group, "sink-tokens", "first keys that are visible in addition to the window", 0, type=count
     )

@@ -445,6 +445,7 @@ def test_a_run_from_end_to_end(written, gpu, monkeypatch, tmp_path):
 def test_without_a_gpu_it_says_so_and_names_who_is_missing(written, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(fmha_peers, "PACKAGES", {"fa4": "no_such_one", "flashinfer": "nor_this"})
+    monkeypatch.setattr(fmha_peers, "ADAPTERS", {})
     shown, document = written("bench.py fmha --rows gpt-oss --no-static")
     capabilities = "9.0 or 10.x or 8.x or 12.x"
     assert f"fmha is not timed: no GPU of compute capability {capabilities} here" in shown

@@ -451,6 +451,22 @@ def test_the_table_of_what_ran_where():
         where.with_table("", [here])
 
 
+def test_later_bring_ups_of_a_gpu_replace_steps_that_they_ran(tmp_path):
+    def written(date: str, **verdicts: str) -> None:
+        steps = [{"name": f"kernels.{name}", "verdict": word} for name, word in verdicts.items()]
+        content = {"date": date, "arch": "sm_90a", "emulated": False, "gpu": {"name": "NVIDIA H9"}}
+        file = tmp_path / f"bringup-NVIDIA_H9-{date}.json"
+        file.write_text(json.dumps({**content, "steps": steps}), encoding="utf-8")
+
+    written("2026-11-20", merge="wrong", q8_0="passed")
+    written("2026-11-30", merge="passed", q8_0="not run", compress="passed")
+    text = where.table(where.documents(tmp_path))
+    assert "| H9, native, 2026-11-20 to 30 |" in text
+    assert "| `fmha.merge` | 1 of 1 right |" in text
+    assert "| `q8_0` | 1 of 1 right |" in text
+    assert "| DeepSeek-V4's sparse attention | 1 of 1 right |" in text
+
+
 def test_the_readme_has_the_table_of_today():
     text = where.README.read_text(encoding="utf-8")
     assert where.with_table(text, where.documents()) == text

@@ -233,7 +233,7 @@ def test_figures_in_a_figure_are_named_by_their_way():
     ("gqa_h100.json", "NVIDIA H100 80GB HBM3", "2026-11-21"),
     ("merge_h100.json", "NVIDIA H100", "2026-11-21"),
     ("eager_h200.json", "NVIDIA H200", UNKNOWN),
-    ("emulator_speed.json", "AMD EPYC", "2026-11-24"),
+    ("emulator_speed.json", "Intel(R) Xeon(R) Processor @ 2.80GHz", "2026-11-30"),
     ("gqa_static.json", "a CPU", "2026-11-21"),
     ("model_b200_attention.json", "B200", UNKNOWN),
     ("published_fa4_b200.csv", UNKNOWN, UNKNOWN),

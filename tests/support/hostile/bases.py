@@ -19,6 +19,7 @@ import moe
 import q8_0
 from blackwell_engines import parallel
 from kernelkit.call.prepared import Plan
+from kernelkit.trees import tree_of_mask
 from kvcache import Manager, Sizes
 from kvcache.layouts.models import MLA_BF16, Options, deepseek_v4
 from kvcache.layouts.presets import CONFIGS
@@ -57,6 +58,7 @@ from moe.api import InPlacePlan
 from moe.quantized import laid_out
 from moe.reference import quantise as quantised
 from q8_0 import reference as q8_0_reference
+from q8_0.numbers.launch import product_of_numbers
 from q8_0.product.launch import product
 from tests.moe.hub_files import LAYER, experts_of, gpt_oss, write
 from tests.support.hostile.calls import angles, bf16, normal, positive, some_bytes
@@ -83,6 +85,12 @@ def _packed() -> Given:
             "config": fmha.AttentionConfig()}  # fmt: skip
 
 
+def _of_tree() -> Given:
+    return {"q": bf16(2, 8, 4, 64), "k": bf16(2, 32, 2, 64), "v": bf16(2, 32, 2, 64),
+            "tree": tree_of_mask(torch.ones(2, 8, 8).tril() > 0), "window": 20,
+            "kv_lens": torch.tensor([32, 9], dtype=INT)}  # fmt: skip
+
+
 def _decode() -> Given:
     k, v = (normal(9, 64, 2, 64, dtype=torch.float8_e4m3fn) for _ in range(2))
     return {"q": bf16(2, 1, 8, 64), "k": k, "v": v, "out": bf16(2, 1, 8, 64),
@@ -104,7 +112,7 @@ def _without(given: Given, *names: str) -> Given:
 def _planned(plan: Plan, given: Given) -> Any:
     """Run a plan for the tensors that it was made with."""
     moves = ("q", "k", "v", "kv_lens", "q_offset", "first_keys", "cu_seqlens_q", "cu_seqlens_k",
-             "page_table")  # fmt: skip
+             "page_table", "tree")  # fmt: skip
     tensors = {name: given.get(name) for name in moves}
     return plan(**{n: t for n, t in tensors.items() if isinstance(t, torch.Tensor)})
 
@@ -211,8 +219,9 @@ def _compressing() -> Given:
             "longest": 4}  # fmt: skip
 
 
-def _compression(name: str, states: torch.Tensor, blocks: torch.Tensor) -> Compression:
+def _compression(name: str) -> Compression:
     tail = LAYOUT.find(f"{name}_tail")
+    states, blocks = _pool(3, LAYOUT.state_bytes), _pool(5, LAYOUT.block_bytes)
     columns = tail.overlap * tail.width
     weights = Compressor(normal(tail.ratio, columns), positive(tail.width))
     rows = TailRows(states, LAYOUT.offset(tail.name, 0), tail.rows(LAYOUT.draft), tail)
@@ -221,15 +230,14 @@ def _compression(name: str, states: torch.Tensor, blocks: torch.Tensor) -> Compr
 
 
 def _prepared() -> Given:
-    """All parts of a CSA layer."""
+    """All parts of a CSA layer, each in pools of its own, as its plain form has them."""
     needed = ("positions", "owners", "starts", "cu_tokens", "state_slots", "ends_of.csa",
               "ends_of.index", "rows_of.csa", "rows_of.index", "rows_of.csa_tail",
               "rows_of.index_tail")  # fmt: skip
     arrays = _arrays(4)
-    pools = _pool(3, LAYOUT.state_bytes), _pool(5, LAYOUT.block_bytes)
-    ring = Rows(pools[0], **vars(LAYOUT.place("swa", 0)))
+    ring = Rows(_pool(3, LAYOUT.state_bytes), **vars(LAYOUT.place("swa", 0)))
     return {"arrays": {name: arrays[name] for name in needed}, "rope": angles(32, 32),
-            "entries": _compression("csa", *pools), "index_keys": _compression("index", *pools),
+            "entries": _compression("csa"), "index_keys": _compression("index"),
             "index_queries": IndexQueries(bf16(4, 2, 128), normal(4, 2), "indexer_bf16", 0.5),
             "window": WindowKeys(ring, bf16(4, 512), arrays["rows_of.swa"]),
             "longest": 4}  # fmt: skip
@@ -299,7 +307,8 @@ SPARSE_BASES = (
     Base("select", select, _selecting),
     Base("compress", compress, _compressing, ("tail/pool", "out/pool")),
     Base(
-        "prepare_attention", prepare_attention, _prepared, ("entries/out/pool",),
+        "prepare_attention", prepare_attention, _prepared,
+        ("entries/out/pool", "index_keys/out/pool", "window/rows/pool"),
         frozenset({"entries/out/pool", "index_keys/out/pool"}),  # streams share their blocks
     ),
 )  # fmt: skip
@@ -570,6 +579,11 @@ def _product() -> Given:
             "bias": normal(4), "out": normal(17, 4)}  # fmt: skip
 
 
+def _product_of_numbers() -> Given:
+    return {"weights": _weights(), "x": bf16(17, 96), "bias": bf16(4), "out": bf16(17, 4),
+            "arch": "sm_90a"}  # fmt: skip
+
+
 def _linear() -> Given:
     return {"self": q8_0.Q8Linear(_weights(), bf16(4)), "x": bf16(17, 96)}
 
@@ -631,6 +645,7 @@ CACHE_BASES = (
     Base("matvec", q8_0.matvec, _matvec),
     Base("matvec of integers", q8_0.matvec, _integers),
     Base("product", product, _product, ("out",)),
+    Base("product of numbers", product_of_numbers, _product_of_numbers, ("out",)),
     Base(
         "Q8Linear", q8_0.Q8Linear, lambda: {"weights": _weights(), "bias": bf16(4)}, contents=False,
         computed=None,
@@ -662,6 +677,8 @@ BASES = {
             computed=_planned,
         ),
         Base("fmha.warmup", fmha.warmup, lambda: _warming(_packed()), computed=None),
+        Base("attention of a tree", fmha.attention, _of_tree),
+        Base("decode of a tree", gqa_lowlatency.decode, _of_tree),
         Base("decode", gqa_lowlatency.decode, _decode, ("out",), frozenset({"q", "out"})),
         Base(
             "decode_plan", gqa_lowlatency.decode_plan, lambda: _without(_decode(), "out"),
