@@ -45,7 +45,6 @@ class Scope:
     sizes: FewSizes
     buffers: Buffers
     items: Int32  # number of items
-    shares: tuple[Share, Share]  # of both products
 
 
 def example_arguments(config: FewConfig) -> tuple[FewKernelArguments, CUstream]:

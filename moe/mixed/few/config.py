@@ -12,6 +12,7 @@ KERNELS = {"sm_90a": "moe.mixed.few.kernel", "sm_100a": "moe.mixed.few.kernel"}
 ARCHS = tuple(KERNELS)
 WEIGHTS = ("nvfp4", "mxfp4")
 MOST_ROWS = 256  # rows of all experts: tokens times slots
+WARP_ROWS = 32  # of them, for which one warp makes the tables
 MOST_EXPERTS = 512
 ITEM_ROWS = 8  # rows of an expert that are multiplied at a time: the N of mma.sync
 LEAST_WARPS, MOST_WARPS = 12, 16  # that multiply, as sizes choose them
@@ -53,7 +54,13 @@ class FewConfig:
     warps: int = 16  # warps that multiply; each has a part of K
     stages: int = 3  # of the ring
     granule: int = GROUPS  # groups that a CTA has at least of each chunk
+    most_rows: int = MOST_ROWS  # rows of all experts
     cooperative: bool = True  # the launch waits until all CTAs can run at the same time
+
+    @property
+    def by_warp(self) -> bool:
+        """Whether each row has a lane of one warp."""
+        return self.most_rows <= WARP_ROWS
 
     def k(self, phase: int) -> int:
         """Elements of K of the first product, 0, or of the second, 1."""
@@ -74,6 +81,7 @@ class FewConfig:
         named = {
             "fmt": (self.fmt, WEIGHTS), "warps": (self.warps, WARPS),
             "stages": (self.stages, STAGES), "granule": (self.granule, GRANULES),
+            "most_rows": (self.most_rows, (WARP_ROWS, MOST_ROWS)),
         }  # fmt: skip
         for name, (value, possible) in named.items():
             if value not in possible:

@@ -19,7 +19,7 @@ from kernelkit.device.shared_words import load
 from moe.mixed.few.args import Scope
 from moe.mixed.few.barriers import h_ready, sums_free, sums_full
 from moe.mixed.few.config import GROUP_ROWS, GROUPS, ITEM_ROWS
-from moe.mixed.few.items import ROWS_SHIFT, groups_of, next_chunk
+from moe.mixed.few.items import ROWS_SHIFT, groups_of, next_chunk, share_of
 from moe.mixed.few.plan import BLOCK_COLUMNS, SUM_BYTES, FewPlan
 from moe.shared.swiglu import gate_weight, weighted_up
 
@@ -49,7 +49,7 @@ class Finish:
         """Whole life of the warps. group: number of the warp in the role."""
         chunk, sizes = Int32(0), scope.sizes
         for phase in cutlass.range_constexpr(2):
-            share = scope.shares[phase]
+            share = share_of(self.plan, phase, scope)
             at, item, tall, done = share.first, share.item, share.tall, Int32(0)
             while at < share.end:
                 groups = groups_of(at, share.end)

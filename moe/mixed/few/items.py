@@ -12,11 +12,13 @@ from cutlass import Int32, Uint32
 from kernelkit.device.lanes import sum_below
 from kernelkit.plan.hw import WARP_THREADS
 from moe.kernel_arguments import FewSizes, FewTensors
-from moe.mixed.few.args import Buffers, Share
+from moe.mixed.few.args import Buffers, Scope, Share
 from moe.mixed.few.config import GROUPS, ITEM_ROWS, MOST_EXPERTS
 from moe.mixed.few.plan import FewPlan
+from moe.routing.warp import lanes_alike, lanes_below
 
 ROWS_SHIFT = 16  # of the number of rows in a word of `items`
+EXPERT_BITS = 10  # of an expert, or -1 for none
 
 
 @cute.jit
@@ -80,7 +82,40 @@ def number_items(buffers: Buffers, sizes: FewSizes) -> None:
 
 
 @cute.jit
-def share_of(
+def make_items_of_warp(buffers: Buffers, ids: cute.Tensor, sizes: FewSizes) -> Int32:
+    """Write the tables of items by one warp, a lane for each row; return how many items there are.
+    Items are in the order of their first rows. No lane waits for shared memory, so the warp that
+    calls this can request weights at once."""
+    lane = cute.arch.lane_idx()
+    expert = Int32(-1)
+    if lane < cute.size(ids):
+        expert = ids[lane] - sizes.first_expert
+        if Uint32(expert) >= Uint32(sizes.experts):
+            expert = Int32(-1)
+    alike, below = lanes_alike(expert, EXPERT_BITS), lanes_below(lane)
+    place = cute.arch.popc(alike & below)
+    leads = (expert >= 0) & (place % ITEM_ROWS == 0)
+    leaders = cute.arch.vote_ballot_sync(leads)
+    # The last lane of this expert, up to this one, that leads.
+    leader = WARP_THREADS - 1 - cute.arch.clz(leaders & alike & (below | Int32(1) << lane))
+    item = cute.arch.popc(leaders & lanes_below(leader))
+    if expert >= 0:
+        buffers.slots[item * ITEM_ROWS + place % ITEM_ROWS] = lane
+    if leads:
+        taken = cutlass.min(cute.arch.popc(alike) - place, ITEM_ROWS)
+        buffers.items[item] = expert | taken << ROWS_SHIFT
+    items = cute.arch.popc(leaders)
+    if lane == 0:
+        buffers.words[0] = items
+    cute.arch.sync_warp()
+    return items
+
+
+# ---- shares of CTAs
+
+
+@cute.jit
+def divide(
     plan: cutlass.Constexpr[FewPlan], chunks: Int32, behind: cutlass.Constexpr[bool]
 ) -> tuple[Int32, Int32]:
     """Return the first group of this CTA and the group after its last one. Of a remainder of
@@ -98,17 +133,23 @@ def share_of(
 
 
 @cute.jit
-def shares_of(
-    plan: cutlass.Constexpr[FewPlan], items: Int32, sizes: FewSizes
-) -> tuple[Share, Share]:
-    """Return this CTA's shares: of the first product with the chunks of an item next to each other,
-    of the second one with items of the same columns next to each other."""
-    first, end = share_of(plan, items * sizes.tall13, False)
-    chunk = first // GROUPS
-    one = Share(first, end, chunk // sizes.tall13, chunk % sizes.tall13)
-    first, end = share_of(plan, items * sizes.tall2, True)
-    chunk, some = first // GROUPS, cutlass.max(items, 1)
-    return one, Share(first, end, chunk % some, chunk // some)
+def share_of(
+    plan: cutlass.Constexpr[FewPlan],
+    phase: cutlass.Constexpr[int],
+    scope: Scope,
+) -> Share:
+    """Return this CTA's share of a product: of the first one with the chunks of an item next to
+    each other, of the second one with items of the same columns next to each other."""
+    items, sizes = scope.items, scope.sizes
+    if cutlass.const_expr(phase == 0):
+        first, end = divide(plan, items * sizes.tall13, False)
+        chunk = first // GROUPS
+        share = Share(first, end, chunk // sizes.tall13, chunk % sizes.tall13)
+    else:
+        first, end = divide(plan, items * sizes.tall2, True)
+        chunk, some = first // GROUPS, cutlass.max(items, 1)
+        share = Share(first, end, chunk % some, chunk // some)
+    return share
 
 
 # ---- chunks of a share
@@ -142,4 +183,5 @@ def chunk_behind(
     return item, tall
 
 
+assert MOST_EXPERTS < 1 << EXPERT_BITS
 assert MOST_EXPERTS < 1 << ROWS_SHIFT

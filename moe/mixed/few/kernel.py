@@ -4,11 +4,13 @@ The grid has at most one CTA for each SM, and all CTAs run at the same time: bet
 each waits for all others. Reading order: plan.py, items.py, load.py, math.py, finish.py.
 """
 
+import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Int32, Int64, Uint8
 from cutlass.memory import SmemAllocator
 
+from kernelkit.device.barriers import arrive, meet
 from kernelkit.device.buffers import buffer_at
 from kernelkit.plan import hw
 from moe.kernel_arguments import FewKernelArguments, FewSizes, FewTensors, Numbers
@@ -16,7 +18,7 @@ from moe.mixed.few.args import Buffers, Scope, example_arguments
 from moe.mixed.few.barriers import open_barriers
 from moe.mixed.few.config import ITEM_ROWS, MOST_EXPERTS, MOST_ROWS, FewConfig
 from moe.mixed.few.finish import Finish
-from moe.mixed.few.items import clear, make_items, shares_of
+from moe.mixed.few.items import clear, make_items, make_items_of_warp
 from moe.mixed.few.load import Rows, Weights, request_tokens
 from moe.mixed.few.math import Math
 from moe.mixed.few.plan import make_plan
@@ -48,16 +50,15 @@ class FewRows:
         plan = self.plan
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         buffers = self.buffers()
-        if warp == plan.roles["finish"].first_warp:
+        if warp == plan.roles["weights"].first_warp:
             open_barriers(plan, buffers.barriers)
-        clear(plan, buffers, sizes)
+        if cutlass.const_expr(not plan.config.by_warp):
+            clear(plan, buffers, sizes)
         cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
         request_tokens(plan, tensors.x)
-        cute.arch.sync_threads()
-        items = make_items(plan, buffers, tensors, sizes)
-        cute.arch.sync_threads()
-        scope = Scope(tensors, numbers, sizes, buffers, items, shares_of(plan, items, sizes))
+        items = self.items(warp, buffers, tensors, sizes)
+        scope = Scope(tensors, numbers, sizes, buffers, items)
         if warp <= plan.roles["math"].last_warp:
             self.math.run(scope, warp)
         elif warp <= plan.roles["finish"].last_warp:
@@ -66,6 +67,23 @@ class FewRows:
             self.weights.run(scope)
         else:
             self.rows.run(scope)
+
+    @cute.jit
+    def items(self, warp: Int32, buffers: Buffers, tensors: FewTensors, sizes: FewSizes) -> Int32:
+        """Return the number of items, whose tables are there."""
+        plan, items = self.plan, Int32(0)
+        if cutlass.const_expr(plan.config.by_warp):
+            if warp == plan.roles["weights"].first_warp:
+                items = make_items_of_warp(buffers, tensors.ids, sizes)
+                arrive(plan.barriers, "items")
+            else:
+                meet(plan.barriers, "items")
+                items = buffers.words[0]
+        else:
+            cute.arch.sync_threads()
+            items = make_items(plan, buffers, tensors, sizes)
+            cute.arch.sync_threads()
+        return items
 
     def buffers(self) -> Buffers:
         """All buffers in shared memory."""

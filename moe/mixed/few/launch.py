@@ -14,7 +14,15 @@ from moe.arguments import SwiGLU, check_range
 from moe.kernel_arguments import FewKernelArguments, FewSizes, FewTensors
 from moe.launch import numbers_of, plain
 from moe.mixed.config import ROWS
-from moe.mixed.few.config import ARCHS, KERNELS, FewConfig, warps_for
+from moe.mixed.few.config import (
+    ARCHS,
+    GROUPS,
+    KERNELS,
+    MOST_ROWS,
+    WARP_ROWS,
+    FewConfig,
+    warps_for,
+)
 from moe.mixed.fragments import ArrangedExperts, units_of
 
 
@@ -37,7 +45,7 @@ class FewArguments:
     @property
     def config(self) -> FewConfig:
         """Config to compile."""
-        experts = self.experts
+        experts, by_warp = self.experts, self.ids.numel() <= WARP_ROWS
         return FewConfig(
             fmt=experts.w13.fmt,
             slots=self.ids.shape[1],
@@ -49,6 +57,9 @@ class FewArguments:
             k13=experts.w13.k,
             k2=experts.w2.k,
             warps=warps_for(experts.w13.k, experts.w2.k),
+            # Measured: parts of a chunk balance few items, whole ones are faster with many.
+            granule=2 if by_warp else GROUPS,
+            most_rows=WARP_ROWS if by_warp else MOST_ROWS,
         )
 
     @property

@@ -21,7 +21,7 @@ from moe.mixed.few.barriers import (
     weights_full,
 )
 from moe.mixed.few.config import GROUPS, ITEM_ROWS
-from moe.mixed.few.items import ROWS_SHIFT, chunk_behind, groups_of, next_chunk
+from moe.mixed.few.items import ROWS_SHIFT, chunk_behind, groups_of, next_chunk, share_of
 from moe.mixed.few.plan import SUM_BYTES, FewPlan
 from moe.mixed.fragments import DEPTH, ELEMENT_BYTES, WORDS
 from moe.mixed.shared.dequantise import dequantise, factors_of
@@ -41,7 +41,7 @@ class Math:
         plan, stage, parity, chunk = self.plan, Int32(0), Int32(0), Int32(0)
         sums = cute.make_rmem_tensor(cute.make_layout((GROUPS, 4), stride=(4, 1)), Float32)
         for phase in cutlass.range_constexpr(2):
-            share, units = scope.shares[phase], plan.config.units(phase)
+            share, units = share_of(plan, phase, scope), plan.config.units(phase)
             at, item, tall = share.first, share.item, share.tall
             while at < share.end:
                 groups, place = groups_of(at, share.end), self.place_of(scope, warp, item)

@@ -54,9 +54,13 @@ class FewPlan:
     def barriers(self) -> BarrierPlan:
         """Named barriers."""
         finish = self.roles["finish"].threads
+        every = tuple(role.name for role in self.roles.roles)
         return BarrierPlan(
             self.roles,
-            (NamedBarrier("finish", ("finish",), finish, "all rows of a step are stored"),),
+            (
+                NamedBarrier("finish", ("finish",), finish, "all rows of a step are stored"),
+                NamedBarrier("items", every, self.roles.threads, "the tables of items are there"),
+            ),
         )
 
     @property
