@@ -58,15 +58,6 @@ def request_if(is_there: Boolean, address: Int64) -> None:
 
 
 @cute.jit
-def request_bytes(address: Int64, size: Int32) -> None:
-    """Request neighbouring bytes of global memory, whole 16 of them, to L2. One thread calls this;
-    nobody waits."""
-    cute.arch.inline_ptx(
-        "cp.async.bulk.prefetch.L2.global [{$r0}], {$r1};", read_only_args=[address, size]
-    )
-
-
-@cute.jit
 def float_of(bits: Uint32) -> Float32:
     """fp32 of these bits."""
     return cute.arch.inline_ptx(

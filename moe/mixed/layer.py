@@ -53,14 +53,26 @@ class MixedLayer(Layer):
         if self.few_rows:
             if self.tile_rows is not None:
                 raise ValueError(f"few_rows True with tile_rows {self.tile_rows}: give one of both")
-            w13, slots = self.experts.w13, self.router.slots
-            limits.require(len(self.x), slots, w13.experts, w13.x)
+            limits.require(*self._sizes)
+
+    @property
+    def _sizes(self) -> tuple[int, int, int, str]:
+        """What decides on one launch: tokens, slots, experts here, dtype of activations."""
+        w13 = self.experts.w13
+        return len(self.x), self.router.slots, w13.experts, w13.x
+
+    @property
+    def in_one_launch(self) -> bool:
+        """Whether one launch computes all after the choice."""
+        if self.few_rows is not None or self.tile_rows is not None:
+            return bool(self.few_rows)
+        return limits.pays(*self._sizes)
 
 
 def run_layer(layer: MixedLayer) -> tuple[torch.Tensor]:
     """Compute the layer: [T, H] in the dtype of x."""
     layer.check()
-    if layer.few_rows:
+    if layer.in_one_launch:
         return run_few_rows(layer)
     return run_experts(layer, run_routing(layer))
 

@@ -12,9 +12,9 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 
 from kernelkit.device.warp_mma import CHUNK_BYTES
-from kernelkit.device.words import request_bytes, request_if
+from kernelkit.device.words import request_if
 from kernelkit.plan.hw import L2_LINE_BYTES, WARP_THREADS
-from moe.mixed.few.args import Scope, Share
+from moe.mixed.few.args import Scope
 from moe.mixed.few.barriers import following, h_ready, rows_full, stage_free, weights_full
 from moe.mixed.few.config import GROUPS, ITEM_ROWS
 from moe.mixed.few.items import ROWS_SHIFT, chunk_behind, groups_of, next_chunk, share_of
@@ -50,8 +50,6 @@ class Weights:
         for phase in cutlass.range_constexpr(2):
             share, units = share_of(plan, phase, scope), plan.config.units(phase)
             at, item, tall = share.first, share.item, share.tall
-            if cutlass.const_expr(phase == 1):
-                self.request_share(scope, share)
             while at < share.end:
                 groups, first = groups_of(at, share.end), at & (GROUPS - 1)
                 source = self.source_of(scope, phase, item, tall)
@@ -63,19 +61,6 @@ class Weights:
                     stage, parity = following(stage, parity, plan.config.stages)
                 at = next_chunk(at)
                 item, tall = chunk_behind(phase, item, tall, scope.items, scope.sizes)
-
-    @cute.jit
-    def request_share(self, scope: Scope, share: Share) -> None:
-        """Request the chunks of the second product, which the ring has no room for while it waits
-        for h, to L2."""
-        at, item, tall = next_chunk(share.first), share.item, share.tall
-        size = self.plan.config.units(1) * self.plan.unit_bytes
-        while at < share.end:
-            item, tall = chunk_behind(1, item, tall, scope.items, scope.sizes)
-            source = self.source_of(scope, 1, item, tall)
-            with cute.arch.elect_one():
-                request_bytes(source, Int32(size))
-            at = next_chunk(at)
 
     @cute.jit
     def source_of(
