@@ -1,7 +1,8 @@
 """The operator `blackwell_kernels::moe_fused_mixed`: a layer with bf16 or e4m3 activations.
 
-Top-k, permutation, both products, combination: five launches, each of which begins while the
-previous one ends. A single token needs four, since its router sorts its slots. With the smallest
+With few rows, `few/` computes all after the choice in one launch. Else there are five, each of
+which begins while the previous one ends: top-k, permutation, both products, combination. A single
+token needs four, since its router sorts its slots. With the smallest
 tiles the first product gathers its rows. With other tiles, and in e4m3, one more launch first
 writes the rows in the order of experts, so that TMA can load them. In e4m3 that launch rounds the
 tokens, and the first product rounds its output.
@@ -66,7 +67,7 @@ class MixedLayer(Layer):
         """Whether one launch computes all after the choice."""
         if self.few_rows is not None or self.tile_rows is not None:
             return bool(self.few_rows)
-        return limits.pays(*self._sizes)
+        return limits.pays(*self._sizes, self.total)
 
 
 def run_layer(layer: MixedLayer) -> tuple[torch.Tensor]:

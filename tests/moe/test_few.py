@@ -255,3 +255,14 @@ def test_plans():
         make_plan(FewConfig(stages=4))
     with pytest.raises(NotImplementedError, match="warps 17: one of"):
         make_plan(FewConfig(warps=17))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "slots", "experts", "total", "x", "chosen"),
+    [(1, 4, 128, 128, "bf16", True), (64, 4, 128, 128, "bf16", True),
+     (32, 4, 32, 32, "bf16", True), (33, 4, 32, 32, "bf16", False),
+     (16, 4, 8, 32, "bf16", True), (65, 4, 128, 128, "bf16", False),
+     (1, 4, 128, 128, "e4m3", False), (1, 4, 513, 513, "bf16", False)],
+)  # fmt: skip
+def test_what_is_chosen_by_sizes(tokens, slots, experts, total, x, chosen):
+    assert limits.pays(tokens, slots, experts, x, total) == chosen

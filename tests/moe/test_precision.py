@@ -159,7 +159,7 @@ def test_a_config_without_its_limit_is_refused(name):
 @pytest.mark.parametrize("make", [lambda: packed("mxfp8"), lambda: arrange(packed("mxfp4"))])
 @pytest.mark.parametrize("count", [1, 5, 700])
 def test_a_warm_up_knows_the_kernels_of_choices(make, count):
-    """The kernels are those of the steps that a layer takes, without a router."""
+    """The kernels are those that a layer takes, without a router."""
 
     def given(tokens: int) -> tuple:
         chosen = Chosen(torch.zeros(tokens, 2, dtype=torch.int32), torch.zeros(tokens, 2))
@@ -173,5 +173,9 @@ def test_a_warm_up_knows_the_kernels_of_choices(make, count):
     with collecting() as keys:
         (run_mixed if layer is MixedLayer else run_layer)(whole)
     assert set(keys) == set(warmed)
-    assert {type(key.config).__name__ for key in keys} >= {"PermutationConfig", "CombineConfig"}
+    names = {type(key.config).__name__ for key in keys}
+    if layer is MixedLayer and count < 700:
+        assert names == {"FewConfig"}
+    else:
+        assert names >= {"PermutationConfig", "CombineConfig"}
     assert not any(type(key.config).__name__ == "RouteConfig" for key in keys)

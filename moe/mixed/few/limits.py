@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from moe.mixed.few.config import MOST_EXPERTS, MOST_ROWS
 
+EXPERT_ROWS = 4  # rows of an expert on average, up to which the launch is faster on an H200
 
-def pays(tokens: int, slots: int, experts: int, x: str) -> bool:
-    """Return whether the launch is possible and faster than the steps, measured on an H200."""
-    return not _reason(tokens, slots, experts, x)
+
+def pays(tokens: int, slots: int, experts: int, x: str, total: int) -> bool:
+    """Return whether the launch is possible and faster than the steps.
+
+    Args:
+        tokens, slots, experts, x: see `require`.
+        total: number of experts, here or elsewhere.
+    """
+    return tokens * slots <= EXPERT_ROWS * total and not _reason(tokens, slots, experts, x)
 
 
 def require(tokens: int, slots: int, experts: int, x: str) -> None:
