@@ -58,6 +58,9 @@ COMMANDS = {
     "moe_h200.json": f"{BENCH} moe --json FILE",
     "moe_layers_h200.json": f"{BENCH} moe --model gpt-oss-120b --json FILE",
     "moe_layers_h200_deepseek.json": f"{BENCH} moe --model deepseek-v3 --json FILE",
+    "moe_few_h200.json": "graphs of plans with few_rows True and False (notes/moe.md)",
+    "moe_layers_few_h200.json": f"{BENCH} moe --model gpt-oss-120b --tokens 1 8 64 1k 4k 16k "
+    "--rounds 2 --no-eager --json FILE",
     "moe_peers_h200.json": f"{BENCH} moe --model gpt-oss-120b --tokens 1 8 64 1k --no-eager "
     "--json FILE",
     "moe_models.json": "python scripts/run.py models --json FILE",

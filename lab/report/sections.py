@@ -156,6 +156,12 @@ SECTIONS = (
         "moe_h200.png",
     ),
     Section(
+        "moe-few",
+        "Layers of experts with few rows: one launch, or steps",
+        "All after the choice of experts is one launch for few rows; layers of five models.",
+        ("moe_few_h200.json", "moe_layers_few_h200.json"),
+    ),
+    Section(
         "moe-peers",
         "Layers of experts: gpt-oss-120b, with Humming and Marlin",
         "Products and layers, bf16 or e4m3 by four bits; docs/peers.md explains the parts.",

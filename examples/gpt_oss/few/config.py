@@ -16,7 +16,7 @@ from kernelkit.plan.hw import WARP_THREADS
 MOST_TOKENS = 256
 # Most tokens of our products, with more of which torch's are better: of the one before attention,
 # which has a norm in it, and of the one after.
-MOST_INPUT, MOST_OUTPUT = 8, 32
+MOST_INPUT, MOST_OUTPUT = 8, 16
 OCTET = 8  # rows of a weight, and tokens of a block
 STEP = 32  # columns of a warp's step: two products
 VECTOR_BYTES = 16
