@@ -18,11 +18,11 @@ from lab.bench import steps
 from lab.bench.gqa import read_bandwidth
 from lab.bench.gqa_peers import error_of
 from lab.bench.moe_peers import (
+    ALL_OURS,
     LAYER,
     MAX_ERROR,
     ORDERED,
     OURS,
-    OURS_E4M3,
     PEERS,
     W2,
     W13,
@@ -65,7 +65,7 @@ def ranked(rows: list[dict]) -> list[dict]:
     """The rows of one problem, those with a time also with `of_best`: the time of the quickest
     other peer, called in any way, over theirs. Peers have activations of the same dtype, or, where
     there are none, of any."""
-    theirs = [row for row in rows if row["peer"] not in (OURS, OURS_E4M3) and "us" in row]
+    theirs = [row for row in rows if row["peer"] not in ALL_OURS and "us" in row]
     for row in rows:
         if "us" in row and theirs:
             kind = activations_of(row["peer"])

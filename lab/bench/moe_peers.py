@@ -32,7 +32,7 @@ from lab.problems.moe_steps import torch_route
 from moe import fused_moe, fused_moe_plan, mixed_gemm
 from moe.models import GPT_OSS_BETA
 
-OURS, OURS_E4M3 = "moe", "moe-e4m3"
+OURS, OURS_E4M3, OURS_STEPS = ALL_OURS = "moe", "moe-e4m3", "moe-steps"
 LAYER, W13, ORDERED, W2 = PARTS = ("layer", "w13", "w13-ordered", "w2")
 # of the worst row, norm over norm, beside the first peer that computed it
 MAX_ERROR = {"bf16": 0.02, "e4m3": 0.1}
@@ -45,15 +45,21 @@ class Ours:
     """`fused_moe` and `mixed_gemm`.
 
     activations: bf16, or e4m3, in which the rows of a product are quantised before it is timed.
+    few_rows: of `fused_moe`; False: its steps in any case, the layer alone.
     where: `backend` and `arch` of both, this GPU by default.
     """
 
-    def __init__(self, model: Model, activations: str = "bf16", **where: str) -> None:
+    def __init__(
+        self, model: Model, activations: str = "bf16", few_rows: bool | None = None, **where: str
+    ) -> None:
         self.layer, self.where = model.layer, where or {"backend": "cuda"}
+        self.few_rows = few_rows
         self.experts, self.max_error = model.arranged(activations), MAX_ERROR[activations]
 
     def launch(self, part: str, tokens: Tokens) -> Launch:
         """Return a call of this part."""
+        if self.few_rows is False and part != LAYER:
+            raise NotImplementedError(f"{part} is that of {OURS!r}")
         if part == LAYER:
             return partial(fused_moe, *self._layer(tokens), **self._options)
         given: dict[str, Any] = {"most_rows": len(tokens.x), **self.where}
@@ -80,7 +86,8 @@ class Ours:
 
     @property
     def _options(self) -> dict[str, Any]:
-        return {"activation": self.layer.activation, **self.where}
+        form = self.layer.activation
+        return {"activation": form, "few_rows": self.few_rows, **self.where}
 
 
 class Triton:
@@ -245,6 +252,7 @@ ADAPTERS: dict[str, tuple[ModuleType, dict[str, Any]]] = {
 PEERS: dict[str, Callable[[Model], Any]] = {
     OURS: Ours,
     OURS_E4M3: partial(Ours, activations="e4m3"),
+    OURS_STEPS: partial(Ours, few_rows=False),
     "triton": Triton,
     "triton-plain": partial(Triton, swizzled=False),
     "torch": Torch,

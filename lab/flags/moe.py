@@ -53,7 +53,7 @@ ONE_OF_EACH = (
 )
 PARTS = ("layer", "w13", "w13-ordered", "w2")
 PEERS = (
-    *("moe", "moe-e4m3", "triton", "triton-plain", "torch"),
+    *("moe", "moe-e4m3", "moe-steps", "triton", "triton-plain", "torch"),
     *("humming", "humming-ordered", "humming-tight", "humming-ordered-tight"),
     *("humming-e4m3", "humming-ordered-e4m3"),
     *("marlin", "flashinfer", "deepgemm-e4m3"),

@@ -67,7 +67,7 @@ class Look:
 # By the names that results have; whatever is compared, the same name looks the same.
 LOOKS = {
     **dict.fromkeys(("ours", "fmha", "decode", "moe", "kvcache"), Look(BLUE, "o", "-", True)),
-    **dict.fromkeys(("decode pdl", "mma.sync"), Look(SKY, "p", "-", True)),
+    **dict.fromkeys(("decode pdl", "mma.sync", "moe-steps"), Look(SKY, "p", "-", True)),
     **dict.fromkeys(("decode pdl kv-ready", "moe-e4m3"), Look(SKY, "D", "-", True)),
     **dict.fromkeys(("fa4", "FlashAttention-4", "triton"), Look(VERMILION, "s", "--")),
     **dict.fromkeys(("cudnn", "torch cudnn", "torch"), Look(GREEN, "^", "-.")),
@@ -95,6 +95,7 @@ NAMES = {
     "decode pdl": "ours, pdl",
     "decode pdl kv-ready": "ours, pdl, keys ready",
     "moe-e4m3": "ours, e4m3",
+    "moe-steps": "ours, in steps",
     "fa4": "FlashAttention-4",
     "fa3": "FlashAttention-3",
     "fa2": "FlashAttention-2",

@@ -386,3 +386,12 @@ def test_peers_agree_on_a_gpu(part):
     assert {moe_peers.OURS, "torch"} <= set(found)
     wrong = [row for row in rows if "wrong" in row.get("refused", "")]
     assert not wrong
+
+
+def test_steps_are_a_peer_of_the_layer_alone(gpt_oss):
+    steps = PEERS["moe-steps"](gpt_oss)
+    tokens = tokens_of(gpt_oss, 3, "random")
+    assert steps.launch("layer", tokens).keywords["few_rows"] is False
+    assert Ours(gpt_oss).launch("layer", tokens).keywords["few_rows"] is None
+    with pytest.raises(NotImplementedError, match="w13 is that of 'moe'"):
+        steps.launch("w13", tokens)
