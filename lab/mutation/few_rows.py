@@ -15,9 +15,11 @@ from moe.mixed.fragments import arrange
 from moe.packing import pack
 
 
-def few_rows() -> Results:
-    """Both products and the sum in two CTAs, whose rings wrap. Slots are of two warps, and the
-    router's launch is before it."""
+def few_rows(tokens: int = 17) -> Results:
+    """Both products and the sum in two CTAs, whose rings wrap. The router's launch is before it.
+
+    tokens: of two slots each; up to 16 have a lane each, and CTAs share chunks.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -31,5 +33,5 @@ def few_rows() -> Results:
             FewArguments, "config", property(lambda self: replace(config(self), warps=2, stages=2))
         ),
     ):
-        given = normal(17, 160).bfloat16(), arrange(pack(w13, w2, "mxfp4")), normal(17, 4)
+        given = normal(tokens, 160).bfloat16(), arrange(pack(w13, w2, "mxfp4")), normal(tokens, 4)
         return (fused_moe(*given, Router(2), arch="sm_90a", few_rows=True),)

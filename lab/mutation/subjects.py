@@ -434,6 +434,7 @@ EXPERTS: dict[str, Subject] = {
     "moe mixed beside each other": Subject(_beside, "depend"),
     "moe mixed rows": Subject(_rows),
     "moe few rows": Subject(few_rows),
+    "moe few rows of a warp": Subject(functools.partial(few_rows, 11)),
     "moe permutation": Subject(lambda: _permutation(450)),
     "moe permutation in two": Subject(lambda: _permutation(1100)),
     "moe route softmax": Subject(lambda: _route("softmax")),

@@ -18,7 +18,8 @@ SAMPLES |= {
     "moe mixed, one step": 3,
     "moe mixed, shares of K": 3,
     "moe mixed rows": 5,
-    "moe few rows": 4,
+    "moe few rows": 3,
+    "moe few rows of a warp": 3,
     "moe route tokens": 5,
 }
 
