@@ -433,16 +433,13 @@ class Ticket:
     """
 
     __slots__ = (
-        "known", "own", "synced", "met", "copied", "copies_met", "lane", "site", "component",
-        "step", "in_order", "_rows", "agent", "asynchronous", "undefined", "released",
+        "known", "own", "lane", "site", "component", "step", "in_order", "_rows", "agent",
+        "asynchronous", "undefined", "released",
     )  # fmt: skip
 
     def __init__(self, by: WarpClock, lane: int, site: int, kind: str = "") -> None:
-        known = self.known = by.knowledge()
+        self.known = by.knowledge()
         self.own = by.own
-        self.synced = known.synced
-        self.met = known.met
-        self.copied, self.copies_met = known.copied, known.copies_met
         self.lane = lane
         self.site = site
         self.agent = by
@@ -459,6 +456,22 @@ class Ticket:
     @property
     def components(self) -> Components:
         return self.agent.components
+
+    @property
+    def synced(self) -> int:
+        return self.known.synced
+
+    @property
+    def met(self) -> Met | None:
+        return self.known.met
+
+    @property
+    def copied(self) -> int:
+        return self.known.copied
+
+    @property
+    def copies_met(self) -> int:
+        return self.known.copies_met
 
     @property
     def position(self) -> tuple[int, int]:

@@ -54,6 +54,8 @@ from ptxemu.machine.tmem_fill import Fill
 from ptxemu.machine.umma_desc import SmemDesc
 from ptxemu.numerics import PerLane
 
+_TENSOR_CORE = "tensor core"  # the stream of its operations
+
 
 class Forwarding(Listener):
     """The parts, which `checker.Checker` makes."""
@@ -168,6 +170,8 @@ class Checker(Forwarding):
     `shadow` holds the accesses of this launch.
     """
 
+    immediate = True
+
     def __init__(
         self,
         program: Program,
@@ -275,7 +279,7 @@ class Checker(Forwarding):
     def warp_started(self, w: Warp) -> None:
         self.states.start_warp(w)
         self.taint.start_warp(w)
-        checks = checks_of(self.states, w, self.taint.registers(w))
+        checks = checks_of(self.states, w, self.taint.flow_of(w))
         if checks is not None:
             self._own_shared[w] = checks.one
             if len(w.listeners) == 1 and w.cta.unfenced is None:
@@ -452,16 +456,21 @@ class Checker(Forwarding):
     # -- asynchronous operations --------------------------------------------------------------
 
     def issued(self, w: Warp, work: Work) -> None:
+        self.states.tickets[work] = ticket = self._ticket(w, work.stream)
+        if work.releases:
+            ticket.released = ticket.agent.release()
+
+    def _ticket(self, w: Warp, stream: str) -> Ticket:
+        """Return the ticket of an operation that a warp issues."""
         clock, mask = self.states.clocks[w], w.frag.mask
         if clock.open_loads:
             self.loads.before_signal(w)
-        if work.stream == "tensor core":
+        if stream == _TENSOR_CORE:
             self.manual.tensor_used(w)
         lane = mask.bit_length() - 1 if mask & (mask - 1) == 0 else ALL_LANES
-        self.states.tickets[work] = ticket = Ticket(clock, lane, w.at, work.stream)
+        ticket = Ticket(clock, lane, w.at, stream)
         self.taint.issue(w, ticket)
-        if work.releases:
-            ticket.released = clock.release()
+        return ticket
 
     def step_began(self, work: Work) -> None:
         self.bounds.work = work
@@ -546,7 +555,16 @@ class Checker(Forwarding):
     def load(
         self, work: Work, source: Rows, places: list[Place], nbytes: int, signals: Signals
     ) -> None:
-        ticket = self.states.tickets[work]
+        self._load(self.states.tickets[work], source, places, nbytes, signals)
+
+    def loads_now(
+        self, w: Warp, source: Rows, places: list[Place], nbytes: int, signals: Signals
+    ) -> None:
+        self._load(self._ticket(w, ""), source, places, nbytes, signals)
+
+    def _load(
+        self, ticket: Ticket, source: Rows, places: list[Place], nbytes: int, signals: Signals
+    ) -> None:
         self.unused.copied(ticket.site, ticket.agent.cta, source[0])
         for cta, low in places:
             self.unused.lands(ticket.site, cta, self.races.bytes(low, nbytes))
@@ -618,7 +636,12 @@ class Checker(Forwarding):
     # -- tensor core and tensor memory --------------------------------------------------------
 
     def multiply(self, work: Work, ctas: Sequence[Cta], mma: Mma) -> None:
-        ticket = self.states.tickets[work]
+        self._multiply(self.states.tickets[work], ctas, mma)
+
+    def multiplies_now(self, w: Warp, ctas: Sequence[Cta], mma: Mma) -> None:
+        self._multiply(self._ticket(w, _TENSOR_CORE), ctas, mma)
+
+    def _multiply(self, ticket: Ticket, ctas: Sequence[Cta], mma: Mma) -> None:
         product = footprints.product(mma, len(ctas), self.states.grain)
         self.unused.multiplies(ticket.site, ctas, mma, product)
         written = self.races.execute(ticket, ctas, product)
@@ -627,7 +650,16 @@ class Checker(Forwarding):
     def fill(
         self, work: Work, ctas: Sequence[Cta], address: int, desc: SmemDesc, shape: Fill
     ) -> None:
-        ticket = self.states.tickets[work]
+        self._fill(self.states.tickets[work], ctas, address, desc, shape)
+
+    def fills_now(
+        self, w: Warp, ctas: Sequence[Cta], address: int, desc: SmemDesc, shape: Fill
+    ) -> None:
+        self._fill(self._ticket(w, _TENSOR_CORE), ctas, address, desc, shape)
+
+    def _fill(
+        self, ticket: Ticket, ctas: Sequence[Cta], address: int, desc: SmemDesc, shape: Fill
+    ) -> None:
         for cta in ctas:
             self.unused.fills(ticket.site, cta, footprints.filled_cells(address, shape))
         footprint = footprints.fill(desc, address, shape, self.states.grain)
@@ -639,7 +671,12 @@ class Checker(Forwarding):
         self.taint.shift(ctas, address)
 
     def commit_arrival(self, work: Work, cta: Cta, barrier: MBarrier) -> None:
-        ticket = self.states.tickets[work]
+        self._commit(self.states.tickets[work], cta, barrier)
+
+    def commits_now(self, w: Warp, cta: Cta, barrier: MBarrier) -> None:
+        self._commit(self._ticket(w, _TENSOR_CORE), cta, barrier)
+
+    def _commit(self, ticket: Ticket, cta: Cta, barrier: MBarrier) -> None:
         self.announced.arrived(barrier, ticket.known.rows)
         self.edges.arrival_of(ticket, cta, barrier)
 

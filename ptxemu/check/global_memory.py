@@ -273,6 +273,12 @@ class GlobalShadow:
             sites.update((stamps[stamps != 0] & SITE_MASK).tolist())
         return cells * self.grain, sites
 
+    def may_have_written(self, low: int, high: int) -> bool:
+        """Whether some of [low, high) may have been written."""
+        chunks = range(low >> _CHUNK_BITS, (high - 1 >> _CHUNK_BITS) + 1)
+        found = (self.chunks.get(number) for number in chunks)
+        return any(chunk and low < chunk.high and high > chunk.low for chunk in found)
+
     def chain(self) -> Iterator[GlobalShadow]:
         """Yield this shadow, and those of earlier launches that may overlap it."""
         shadow: GlobalShadow | None = self

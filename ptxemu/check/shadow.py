@@ -33,7 +33,7 @@ from ptxemu.check.clocks import (
     Stamp,
 )
 from ptxemu.check.footprints import Cells, Where
-from ptxemu.check.zeros import keep, zeros
+from ptxemu.check.zeros import blank, keep, zeros
 from ptxemu.native import shadow as native
 from ptxemu.native.shadow import (
     BARRIERS,
@@ -48,6 +48,8 @@ from ptxemu.native.shadow import (
 )
 
 _FIRST_PLANES = 7
+_DENSE_PLANES = 2  # in which many cells have reads; of the others few pages are ever touched,
+_SPARSE_PLANES = 8  # so several of them are one allocation
 
 OnRace = Callable[[int, int], None]  # (packed stamp of the earlier access, a cell)
 
@@ -60,6 +62,7 @@ class Shadow:
         self.last = zeros(cells)
         # Stamps of reads: those of a cell, of one component each, lie in the first planes.
         self._reads: list[np.ndarray] = []
+        self._sparse = np.zeros((0, cells), np.int64)  # planes that are still free
         self.readers: dict[int, None] = {}  # components, in the order of their first reads
         # Below atomics, of which none waits for another: the last write that was none.
         self.below: np.ndarray | None = None
@@ -99,7 +102,7 @@ class Shadow:
         access = self.at, cells.at, by.at(self.space), *by.in_order, kind, stamp, frame.listed(lane)
         answer = routines.visit(*access)
         while answer == PLANE:
-            self._add_plane()
+            self.add_plane()
             answer = routines.visit(*access)
         if answer > DONE_NEW:
             return False
@@ -139,18 +142,29 @@ class Shadow:
 
     def give_back(self) -> None:
         """Nobody accesses the memory any more: let other shadows use the arrays."""
-        keep((self.last, *self._reads))
+        keep((self.last, *self._reads[:_DENSE_PLANES]))
         self.last, self._reads = self.last[:0], []
         self._words[CELLS] = self._words[PLANES] = 0
 
-    def _add_plane(self) -> None:
+    def add_plane(self) -> None:
+        """Make room for reads by one more component; few cells are read by many."""
         count = len(self._reads) + 1
-        self._reads.append(zeros(len(self.last)))
+        self._reads.append(self._plane(count))
         if count >= len(self._table):
             self._table = np.concatenate([self._table, np.zeros_like(self._table)])
             self._words[TABLE] = self._table.ctypes.data
         self._table[count] = frame.address_of(self._reads[-1])
         self._words[PLANES] = count
+
+    def _plane(self, number: int) -> np.ndarray:
+        """Return zeros for the plane of that number, from 1 on."""
+        cells = len(self.last)
+        if number <= _DENSE_PLANES:
+            return zeros(cells)
+        if not len(self._sparse):
+            self._sparse = blank(_SPARSE_PLANES * cells).reshape(_SPARSE_PLANES, cells)
+        plane, self._sparse = self._sparse[0], self._sparse[1:]
+        return plane
 
     def read(self, where: Where, by: Agent, mark: Mark, on_race: OnRace) -> None:
         check = _Check(where, by.seen(True, self.space), by, mark.lane, on_race)
@@ -160,7 +174,7 @@ class Shadow:
         number, rest = 0, np.True_
         while True:
             if number == len(self._reads):
-                self._add_plane()
+                self.add_plane()
             plane = self._reads[number]
             old = plane[where]
             free = (old == 0) | (old >> COMPONENT_SHIFT == component)

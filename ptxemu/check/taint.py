@@ -410,6 +410,7 @@ class Padding:
     def __init__(self, sites: Sequence[Instr]) -> None:
         self._sites = sites
         self._answers: dict[tuple[int, bytes], bool] = {}
+        self._used: dict[tuple[int, int], int] = {}
 
     @cached_property
     def _named(self) -> Counter[str]:
@@ -423,6 +424,20 @@ class Padding:
         if key not in self._answers:
             self._answers[key] = self._takes(site, codes)
         return self._answers[key]
+
+    def used_bytes(self, site: int, nbytes: int) -> int:
+        """Return how many of the bytes that a load has are before those of registers that no
+        instruction reads."""
+        if (site, nbytes) not in self._used:
+            instr, used = self._sites[site], nbytes
+            targets = instr.operands[0] if instr.root == "ld" else None
+            if isinstance(targets, Vec) and nbytes % len(targets.items) == 0:
+                each, used = nbytes // len(targets.items), 0
+                for number, target in enumerate(targets.items, 1):
+                    if any(self._named[name] > 1 for name in names(target)):
+                        used = number * each
+            self._used[site, nbytes] = used
+        return self._used[site, nbytes]
 
     def _takes(self, site: int, codes: np.ndarray) -> bool:
         instr = self._sites[site]
@@ -489,6 +504,11 @@ class RegisterFlow:
         if self.registers.undefined(name, mb):
             self._origins.reached(self._w.label, site, self.registers.origins[name], sink)
             self.registers.clear([name], mb)  # what follows from it has the same cause
+
+    def used_bytes(self, nbytes: int) -> int:
+        """Return how many of the bytes that the instruction loads may be used; the others are only
+        padding."""
+        return nbytes if self.following else self._padding.used_bytes(self._w.at, nbytes)
 
     def load(self, lanes: np.ndarray | slice, codes: np.ndarray, extent: Extent) -> None:
         """The instruction reads undefined data: codes [row, lane]."""

@@ -11,7 +11,7 @@ from ptxemu.check.agents import Ticket
 from ptxemu.check.findings import Findings
 from ptxemu.check.footprints import Cells, Where, byte_cells
 from ptxemu.check.state import CtaState, States
-from ptxemu.check.taint import Extent, Origins, Padding, RegisterFlow, Registers
+from ptxemu.check.taint import Extent, Origins, Padding, RegisterFlow
 from ptxemu.check.undefined import CODE, NEVER, rescale
 from ptxemu.codegen.flow import METADATA, Flow
 from ptxemu.machine.listener import Place
@@ -48,8 +48,8 @@ class Taint:
     def start_warp(self, w: Warp) -> None:
         self._of[w] = w.follower = RegisterFlow(w, self._flows, self._origins, self._padding)
 
-    def registers(self, w: Warp) -> Registers:
-        return self._of[w].registers
+    def flow_of(self, w: Warp) -> RegisterFlow:
+        return self._of[w]
 
     # -- shared and local memory, by ordinary instructions ------------------------------------
 

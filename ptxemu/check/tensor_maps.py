@@ -82,6 +82,8 @@ class TensorMaps:
 
     def used(self, w: Warp, address: int) -> None:
         """An instruction reads the tensor map at a generic address when it is issued."""
+        if not self.memory.may_have_written(address, address + MAP_BYTES):
+            return
         clock, cluster = self.states.clocks[w], w.cluster.index
         mark = Mark(stamp(clock.own, clock.now, ALL_LANES, w.at), ALL_LANES)
         piece = Piece(np.array([address], np.int64), MAP_BYTES, cluster, mark)

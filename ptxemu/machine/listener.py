@@ -48,6 +48,7 @@ class Listener:
     every_block = False  # it needs each block as an event of its own, which is slower,
     every_access = True  # each access by a warp, also those that primitives could do,
     every_lane = False  # or each lane's part of an operation that lanes issue, and what it leaves
+    immediate = False  # it needs no Work for an operation that completes when it is issued
 
     # -- beginnings and ends ------------------------------------------------------------------
 
@@ -270,6 +271,24 @@ class Listener:
 
     def accumulator_used(self, w: Warp, what: Multiplication) -> None:
         """Called when `w` reads a register that an operation it has not waited for will write."""
+
+    # -- asynchronous operations that complete when they are issued --------------------------
+    #
+    # One call each instead of `issued`, `step_began`, the event itself and `step_ended`.
+
+    def loads_now(
+        self, w: Warp, source: Rows, places: list[Place], nbytes: int, signals: Signals
+    ) -> None:
+        """`load`, of rows that the launch may read."""
+
+    def multiplies_now(self, w: Warp, ctas: Sequence[Cta], mma: Mma) -> None: ...
+
+    def fills_now(
+        self, w: Warp, ctas: Sequence[Cta], address: int, desc: SmemDesc, shape: Fill
+    ) -> None: ...
+
+    def commits_now(self, w: Warp, cta: Cta, barrier: MBarrier) -> None:
+        """`commit_arrival`, of the only arrival of a commit."""
 
     # -- tensor core and tensor memory --------------------------------------------------------
 

@@ -106,6 +106,8 @@ class Machine:
         self.queue = LaunchQueue.of(options, int(np.prod(self.cluster_grid)), places)
         self.scheduler = Scheduler(options, self.queue, self._start_cluster, listeners)
         self.units = self.scheduler.units
+        alone = self.units.eager and len(listeners) == 1 and listeners[0].immediate
+        self.immediate = listeners[0] if alone else None
         self.note_progress = self.scheduler.note_progress
         self.ready = self.scheduler.ready
         self.gives_up = self.scheduler.gives_up

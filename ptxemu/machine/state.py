@@ -75,6 +75,7 @@ class Launch(Protocol):
     counts: Counter[str]
     cluster_grid: tuple[int, int, int]
     late: bool  # the adversarial policy
+    immediate: Any  # the only listener, if it needs no Work
     every_block: bool
     every_access: bool
     every_lane: bool
@@ -378,7 +379,7 @@ class Warp:
     ) -> None:
         self.cta = cta
         self.machine = cta.machine
-        self.listeners = cta.machine.listeners
+        self.listeners, self.immediate = cta.machine.listeners, cta.machine.immediate
         self.follower: Follower | None = None  # of undefined data, where a listener set one
         self.told: Callable[..., bool] = not_told
         self.storing: np.ndarray | None = None  # values of a shared store, [element, start]
@@ -416,8 +417,7 @@ class Warp:
         self.copy_queue = WorkQueue()
         self.pending_loads: list[PendingLoad] = []  # late tcgen05.ld
         self.pending_stores: list[tuple[int, Move, np.ndarray]] = []  # late tcgen05.st
-        self.cluster_phase = 0
-        self.cluster_lanes = 0  # those that have arrived and not waited
+        self.cluster_phase = self.cluster_lanes = 0  # the lanes that have arrived and not waited
         self.register_counts: list[int] = []  # asked for by setmaxnreg, in order
 
     # -- turns ------------------------------------------------------------------------------

@@ -67,50 +67,78 @@ def load_tile(tm: TensorMap, coords: tuple[int, ...], memory: RowMemory) -> np.n
     return (_pad(image, 2 * tm.element_bits) if tm.padded else image).reshape(-1)
 
 
-def load_at_once(
-    tm: TensorMap,
-    coords: tuple[int, ...],
-    memory: GlobalMemory,
-    smem: np.ndarray,
-    smem_at: int,
-    offset: int,
-) -> bool:
-    """Do what `load_tile` and `place_tile` do by machine code; smem_at: address of `smem`.
+class DirectLoad(NamedTuple):
+    """A load of a box that lies inside the tensor, which machine code executes.
 
-    Return False, having done nothing, if the box is not a plain one inside the tensor.
+    rows: addresses of the box's rows, int64, and the bytes of each, as `box_rows` returns them.
     """
-    routine = compiled(native.load_box)
-    if routine is None or not tm.plain or tm.row_bytes % _WORD or len(coords) != len(tm.last):
-        return False
+
+    box: _Box
+    origin: int
+    row_bytes: int
+
+    @property
+    def rows(self) -> tuple[np.ndarray, int]:
+        return self.box.arrays[1] + self.origin, self.row_bytes
+
+    def run(self, smem_at: int, offset: int) -> None:
+        """Do what `load_tile` and `place_tile` do.
+
+        Args:
+            smem_at: address of the shared memory of a CTA.
+            offset: the offset there that `direct_load` was asked about.
+        """
+        routine, frame = compiled(native.load_box), self.box.frame
+        assert routine is not None, "there is a direct load"
+        frame[native.ROWS_AT] = self.origin
+        frame[native.SHARED] = smem_at + offset - self.box.phase
+        routine(self.box.address)
+
+
+def direct_load(
+    tm: TensorMap, coords: tuple[int, ...], memory: GlobalMemory, size: int, offset: int
+) -> DirectLoad | None:
+    """Return how machine code loads a box, or None if the box is not a plain one inside the tensor.
+
+    Args:
+        tm: the tensor map.
+        coords: of the box.
+        memory: global memory.
+        size: bytes of the shared memory that the box goes to.
+        offset: its place there.
+    """
+    if compiled(native.load_box) is None or not tm.plain or tm.row_bytes % _WORD:
+        return None
+    if len(coords) != len(tm.last):
+        return None
     for coordinate, last in zip(coords, tm.last, strict=True):
         if not 0 <= coordinate <= last:
-            return False
+            return None
     origin = tm.address + coords[0] * tm.element_bits // 8
     for coordinate, stride in zip(coords[1:], tm.strides, strict=True):
         origin += coordinate * stride
     phase = offset % tm.swizzle.period
-    box, start = tm.boxes.get(phase), offset - phase
+    box = tm.boxes.get(phase)
     if box is None:
         box = tm.boxes[phase] = _box(tm, phase)
-    if start + box.end > len(smem) or origin % _WORD:
-        return False
+    if offset - phase + box.end > size or origin % _WORD:
+        return None
     if not memory.read_together(origin, box.arrays[1], tm.row_bytes, box.extent):
-        return False
-    frame = box.frame
-    frame[native.ROWS_AT], frame[native.SHARED] = origin, smem_at + start
-    routine(box.address)
-    return True
+        return None
+    return DirectLoad(box, origin, tm.row_bytes)
 
 
 class _Box(NamedTuple):
     """What is equal in all loads of a box to places that are equal in the swizzle's pattern.
 
+    phase: bytes from the start of the pattern to the box.
     frame: words of `native.load_box`, and their address.
     extent: bytes from the first one of the first row to the end of the last row.
     end: bytes of shared memory from the start of the pattern.
     arrays: what the frame has addresses of.
     """
 
+    phase: int
     frame: memoryview
     address: int
     extent: int
@@ -140,7 +168,7 @@ def _box_of(
     frame[native.OFFSETS], frame[native.PLACE_OF] = offsets.ctypes.data, places.ctypes.data
     frame[native.BOX_ROWS], frame[native.BOX_WORDS] = rows, row_bytes // _WORD
     extent, end = int(offsets.max()) + row_bytes, (int(places.max()) + 1) * _WORD
-    return _Box(frame.data, frame.ctypes.data, extent, end, (frame, offsets, places))
+    return _Box(phase, frame.data, frame.ctypes.data, extent, end, (frame, offsets, places))
 
 
 def _background(tm: TensorMap) -> np.ndarray:

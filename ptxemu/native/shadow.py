@@ -316,28 +316,46 @@ def visit_global(
 
 
 @routine
+def _all_read(reads: p_i64, first: int) -> int:
+    """Whether TOGETHER cells from `first` on have been read since they were written."""
+    missing = 0
+    for k in range(TOGETHER):
+        if reads[first + k] == 0:
+            missing = 1
+    return 1 - missing
+
+
+@routine
 def unread(memory: p_i64, place: p_i64, out: p_i64) -> int:
     """Store the sites of writes that have not been read, each followed by its cells in a row.
 
     Returns how many there are.
     """
-    table, starts = p_i64(memory[TABLE]), p_i64(place[STARTS])
+    table, starts, run = p_i64(memory[TABLE]), p_i64(place[STARTS]), place[RUN]
     last, found, site, cells = p_i64(table[0]), 0, 0, 0
+    reads = 0  # address of the stamps of reads
+    if memory[PLANES] != 0:
+        reads = table[1]
     if _whole(memory, place) == 0:
         return -1
     for i in range(place[COUNT]):
-        first = (starts[i] >> place[SHIFT]) + place[BASE]
-        for cell in range(first, first + place[RUN]):
-            read = 0
-            if memory[PLANES] != 0:
-                read = p_i64(table[1])[cell]
-            if last[cell] != 0 and read == 0:
-                if cells == 0 or last[cell] & SITE_MASK != site:
-                    site, cells = last[cell] & SITE_MASK, 0
-                    out[2 * found] = site
-                    found += 1
-                cells += 1
-                out[2 * found - 1] = cells
+        cell = (starts[i] >> place[SHIFT]) + place[BASE]
+        end = cell + run
+        while cell < end:
+            if reads != 0 and cell + TOGETHER <= end and _all_read(p_i64(reads), cell) != 0:
+                cell += TOGETHER
+            else:
+                read = 0
+                if reads != 0:
+                    read = p_i64(reads)[cell]
+                if last[cell] != 0 and read == 0:
+                    if cells == 0 or last[cell] & SITE_MASK != site:
+                        site, cells = last[cell] & SITE_MASK, 0
+                        out[2 * found] = site
+                        found += 1
+                    cells += 1
+                    out[2 * found - 1] = cells
+                cell += 1
     return found
 
 

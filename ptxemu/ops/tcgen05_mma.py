@@ -248,17 +248,21 @@ def _described(fields: tuple[Any, ...], values: tuple[Any, ...], words: tuple[in
 
 def _done_at_once(w: Warp, issue: Issue) -> bool:
     """Execute an MMA now in machine code, if that is all there is to it."""
-    quick, machine = issue.plan, w.machine
+    quick, machine, heard = issue.plan, w.machine, w.immediate
     ctas, queue = pipe(w, issue.form.group)
-    if quick is None or queue.works or w.listeners or not machine.units.eager:
+    if quick is None or (w.listeners and heard is None) or not machine.units.at_once(queue):
         return False
     if machine.options.accumulation == ALIGNED:
         return False
     for cta in ctas:
         if cta is not w.cta:
             cta.reached_by(w.cta)
+    if heard is not None:
+        heard.multiplies_now(w, ctas, issue.what)
     if not quick.run(ctas):
-        return False
+        if heard is None:
+            return False
+        execute(ctas, issue.what, None)
     machine.counts["mma"] += 1
     machine.counts["mma.flops"] += issue.flops
     machine.note_progress()
@@ -305,7 +309,10 @@ def issue_commit(w: Warp, group: int, barrier: PerLane, mask: PerLane | None) ->
     """Arrive once all earlier work of the pipe has completed."""
     _, queue = pipe(w, group)
     if mask is None and barrier.__class__ is int and w.frag.mask.bit_count() == 1:
-        if not w.listeners and w.machine.units.at_once(queue):
+        heard = w.immediate
+        if (heard is not None or not w.listeners) and w.machine.units.at_once(queue):
+            if heard is not None:
+                heard.commits_now(w, w.cta, find(w, barrier))
             find(w, barrier).arrive(by="tensor core", of=w.label, site=w.at)
             w.machine.note_progress()
             return
@@ -361,7 +368,7 @@ def issue_fill(w: Warp, form: tuple[Any, ...], group: int, address: PerLane, des
 
 
 def _issue_fill(w: Warp, form: tuple[Any, ...], group: int, address: int, source: int) -> None:
-    ctas, queue = pipe(w, group)
+    (ctas, queue), heard = pipe(w, group), w.immediate
     shape, desc = shape_of(*form), smem_desc(source)
 
     def run(work: Work | None) -> None:
@@ -370,14 +377,16 @@ def _issue_fill(w: Warp, form: tuple[Any, ...], group: int, address: int, source
             require_room(cta.tmem, address, shape)
         views = (AsyncView(cta) if cta.any_unfenced else cta for cta in ctas)
         matrices = [read_matrix(view.smem, desc, shape) for view in views]
-        for each in w.listeners:  # of what lies inside both memories
+        if work is None and heard is not None:  # of what lies inside both memories
+            heard.fills_now(w, ctas, address, desc, shape)
+        for each in w.listeners if work is not None else ():
             each.fill(work, ctas, address, desc, shape)
         for cta, words in zip(ctas, matrices, strict=True):
             put(cta.tmem, address, shape, words)
 
     nbytes = shape.rows * shape.nbytes * group
     w.machine.bytes["tmem.cp"] += nbytes
-    if not w.listeners and w.machine.units.at_once(queue):
+    if (heard is not None or not w.listeners) and w.machine.units.at_once(queue):
         run(None)
         w.machine.note_progress()
         return

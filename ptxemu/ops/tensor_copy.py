@@ -35,8 +35,8 @@ from ptxemu.machine.tensor_map import (
 )
 from ptxemu.machine.tma_tile import (
     box_rows,
+    direct_load,
     gather_tile,
-    load_at_once,
     load_tile,
     place_tile,
     reduce_tile,
@@ -253,12 +253,19 @@ def _issue_load(
     nbytes = transaction_bytes(tm)
 
     def run(work: Work) -> None:
-        image = load_tile(tm, position, w.machine.memory)
+        memory, direct = w.machine.memory, None
+        for cta, offset in places[:1]:  # other CTAs of a multicast have it at the same offset
+            direct = direct_load(tm, position, memory, len(cta.smem), offset)
+        image = None if direct is not None else load_tile(tm, position, memory)
+        rows = direct.rows if direct is not None else box_rows(tm, position)
         for each in w.listeners:
-            each.load(work, box_rows(tm, position), places, tm.box_bytes, signals)
+            each.load(work, rows, places, tm.box_bytes, signals)
         for cta, offset in places:
             cta.reached_by(w.cta)
-            place_tile(tm, image, cta.smem, offset)
+            if direct is not None:
+                direct.run(cta.smem_at, offset)
+            elif image is not None:
+                place_tile(tm, image, cta.smem, offset)
             cta.mark_async(slice(offset, offset + tm.box_bytes))
         for each in w.listeners:
             each.tile_loaded(work, tm, position, places)
@@ -269,21 +276,33 @@ def _issue_load(
     machine.bytes["tma.load"] += nbytes
     machine.bytes["tma.multicast"] += nbytes * (len(places) - 1)
     machine.counts["tma.load"] += 1
-    if not w.listeners and machine.units.eager and len(places) == 1 and places[0][0] is w.cta:
-        _load_own(w, tm, position, places[0][1])
-        signals[0].complete(nbytes, of=w.label, site=w.at)
-        machine.note_progress()
-        return
+    if machine.units.eager and len(places) == 1 and places[0][0] is w.cta:
+        if _load_own(w, tm, position, places, signals):
+            signals[0].complete(nbytes, of=w.label, site=w.at)
+            machine.note_progress()
+            return
     label = f"load {'x'.join(map(str, tm.box))} at {position} to {places[0][1]:#x}"
     machine.issue(w, Work("tma", label, run, size=nbytes))
 
 
-def _load_own(w: Warp, tm: TensorMap, position: tuple[Any, ...], offset: int) -> None:
-    """A load, now, to the shared memory of the CTA that issues it."""
-    cta, memory = w.cta, w.machine.memory
-    if not load_at_once(tm, position, memory, cta.smem, cta.smem_at, offset):
+def _load_own(
+    w: Warp, tm: TensorMap, position: tuple[Any, ...], places: list[Any], signals: list[Any]
+) -> bool:
+    """Load to the shared memory of the CTA that issues it, now, if that is all there is to it."""
+    cta, memory, heard, offset = w.cta, w.machine.memory, w.immediate, places[0][1]
+    if w.listeners and heard is None:
+        return False
+    direct = direct_load(tm, position, memory, len(cta.smem), offset)
+    if direct is not None:
+        if heard is not None:
+            heard.loads_now(w, direct.rows, places, tm.box_bytes, signals)
+        direct.run(cta.smem_at, offset)
+    elif heard is None:
         place_tile(tm, load_tile(tm, position, memory), cta.smem, offset)
+    else:
+        return False
     cta.mark_async(slice(offset, offset + tm.box_bytes))
+    return True
 
 
 @runtime

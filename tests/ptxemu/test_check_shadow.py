@@ -18,6 +18,7 @@ from ptxemu.check.checker import Checker
 from ptxemu.check.clocks import ALL_LANES, ATOMIC, Components, Mark, stamp
 from ptxemu.check.footprints import Cells, Pattern, Scattered, Span
 from ptxemu.check.global_memory import GlobalShadow, Piece
+from ptxemu.check.races import Races
 from ptxemu.check.shadow import Shadow
 from ptxemu.check.tensor_loads import flying
 from ptxemu.check.unused import clues
@@ -417,6 +418,34 @@ add.u32 %r8, {used}, 1;"""
     report = launch_kernel(text, check=True, smem_bytes=512)
     assert report.findings == []
     assert bool(seen) is stopped
+
+
+@needs_machine_code
+@pytest.mark.parametrize("ordered", [True, False])
+def test_reads_of_many_warps_are_quick(ordered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 13 warps needs a plane of its own for its read of one word."""
+    slow: list[int] = []
+    monkeypatch.setattr(Races, "shared", _counted(Races.shared, slow))
+    body = f"""mov.u32 %r0, %tid.x;
+mov.u32 %r2, dynamic;
+setp.ge.u32 %p1, %r0, 32;
+@%p1 bra met;
+st.shared.b32 [%r2], 5;
+met: bar.sync 0;
+ld.shared.b32 %r4, [%r2];
+{"bar.sync 0;" * ordered}
+setp.lt.u32 %p1, %r0, 384;
+@%p1 bra end;
+st.shared.b32 [%r2], %r4;
+end:"""
+    text = kernel(body, before=DYNAMIC)
+    report = launch_kernel(text, block=(416,), check=True, smem_bytes=512)
+    assert [each.check for each in report.findings] == ["race"] * (not ordered)
+    assert len(slow) == (not ordered)
+
+
+def _counted(function: Any, calls: list[int]) -> Any:
+    return lambda *what: calls.append(1) or function(*what)
 
 
 def test_bytes_of_parameters_do_not_refine_shared_memory() -> None:

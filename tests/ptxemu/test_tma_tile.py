@@ -17,9 +17,10 @@ from ptxemu.machine import tensor_map
 from ptxemu.machine.memory import GlobalMemory
 from ptxemu.machine.tensor_map import decode, encode, gathering
 from ptxemu.machine.tma_tile import (
+    box_rows,
     combine,
+    direct_load,
     gather_tile,
-    load_at_once,
     load_tile,
     place_tile,
     reduce_tile,
@@ -207,6 +208,17 @@ def test_packed_fp4_coordinates_count_elements():
         load_tile(tm, (1, 0), FlatMemory(data))
 
 
+def _loads(tm, position, memory, smem, offset):
+    """Whether machine code loads a box, which it does then."""
+    direct = direct_load(tm, position, memory, len(smem), offset)
+    if direct is not None:
+        rows, nbytes = direct.rows
+        np.testing.assert_array_equal(rows, box_rows(tm, position)[0])
+        assert nbytes == box_rows(tm, position)[1]
+        direct.run(smem.ctypes.data, offset)
+    return direct is not None
+
+
 @pytest.mark.skipif(library() is None, reason="llvmlite is not installed")
 @pytest.mark.parametrize("swizzle", TEXTBOOK)
 @pytest.mark.parametrize("dtype", ["u8", "bf16", "f32"])
@@ -222,7 +234,7 @@ def test_machine_code_loads_what_lies_inside(dtype, swizzle):
     ):
         smem, other = (np.full(4096, 0xAA, np.uint8) for _ in range(2))
         inside = x * size + BY_NAME[swizzle].span <= 160 and y <= 6
-        assert load_at_once(tm, (x, y, z), memory, smem, smem.ctypes.data, offset) == inside
+        assert _loads(tm, (x, y, z), memory, smem, offset) == inside
         place_tile(tm, load_tile(tm, (x, y, z), memory), other, offset)
         if inside:
             np.testing.assert_array_equal(smem, other)
@@ -236,19 +248,19 @@ def test_machine_code_loads_what_lies_inside(dtype, swizzle):
 def test_machine_code_leaves_other_loads_to_python():
     """Padding, rounding, named rows, memory that is not allowed, and the end of shared memory."""
     data, smem = aligned_copy(np.zeros(64 * 128, np.uint8)), np.zeros(1024, np.uint8)
-    at, where = data.ctypes.data, smem.ctypes.data
+    at = data.ctypes.data
     plain = decode(encode(at, (128, 64), (128,), (128, 8), "u8", "128B"))
     memory = GlobalMemory([data])
-    assert load_at_once(plain, (0, 0), memory, smem, where, 0)
-    assert not load_at_once(plain, (0, 0), memory, smem, where, 128)
-    assert not load_at_once(plain, (0, 0), GlobalMemory([data[:4].copy()]), smem, where, 0)
+    assert _loads(plain, (0, 0), memory, smem, 0)
+    assert not _loads(plain, (0, 0), memory, smem, 128)
+    assert not _loads(plain, (0, 0), GlobalMemory([data[:4].copy()]), smem, 0)
     for tm, position in [
         (decode(encode(at, (128, 64), (128,), (128, 8), "16u4_align16b", "128B")), (0, 0)),
         (decode(encode(at, (32, 64), (128,), (32, 8), "tf32", "128B")), (0, 0)),
         (gathering(decode(encode(at, (128, 64), (128,), (128, 1), "u8", "128B"))),
          (0, 0, 1, 2, 3)),
     ]:  # fmt: skip
-        assert not load_at_once(tm, position, memory, smem, where, 0)
+        assert not _loads(tm, position, memory, smem, 0)
 
 
 def test_tf32_map_rounds_loads_to_nearest_even():
