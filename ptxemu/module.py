@@ -280,10 +280,12 @@ class Module:
             # A checker and a recorder keep nearly all that a launch makes until its end.
             with no_collection() if checker or machine.options.record else nullcontext():
                 report = LaunchReport.of(processes.run(machine, checker), inspection=inspection)
-            if checker:
-                report.partly = checker.completed()
-                report.unused = checker.unused_data()
-                checker.name_barriers(machine.options.names)
+                if checker:
+                    report.partly = checker.completed()
+                    report.unused = checker.unused_data()
+                    checker.name_barriers(machine.options.names)
+                    if machine.listeners == (checker,):
+                        _let_go(machine, checker)
         except BaseException as error:
             if checker:
                 own = error if isinstance(error, PtxEmuError) else None
@@ -301,6 +303,14 @@ class Module:
         if inspection:
             inspection.ended()
         return report
+
+
+def _let_go(machine: Machine, checker: Checker) -> None:
+    """Break the circles among what a launch leaves, before garbage is collected again."""
+    checker.forget()
+    machine.memory.tell(None)
+    if isinstance(machine.findings, watch.Told):
+        machine.findings.named = watch.unchanged
 
 
 def _watchers(

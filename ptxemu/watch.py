@@ -85,13 +85,18 @@ def heard_alone(hear: Hearer) -> None:
     _hearers.set((hear,))
 
 
+def unchanged(finding: Finding) -> Finding:
+    """Return the finding."""
+    return finding
+
+
 class Told(list[Finding]):
     """Findings of a launch; hearers get each as it is added, `named` as far as possible then."""
 
     def __init__(self, entry: str) -> None:
         super().__init__()
         self._entry = entry
-        self.named: Callable[[Finding], Finding] = lambda finding: finding
+        self.named: Callable[[Finding], Finding] = unchanged
 
     def append(self, finding: Finding) -> None:
         super().append(finding)

@@ -41,6 +41,7 @@ _PROXY = {"shared": ASYNC_SHARED, "global": ASYNC_GLOBAL}
 _POLLED = 8  # a poll repeats knowledge: compared with this many latest entries
 STEP_BYTES = 4  # of a clock's elements
 _TENSOR = ("tensor core", "tcgen05.ld", "tcgen05.st", "tcgen05.alloc")
+_NEVER = 0, 0  # completed phases, lanes
 _GENERIC = ("cp.async", "st.async")  # asynchronous operations that are not of the async proxy
 
 
@@ -194,9 +195,10 @@ class WarpClock:
             other[EXECUTED] = self.heard[EXECUTED]
         self.rows = join(self.rows, other)
         if whole:
-            told = int(other[ORDERED, self.own]) if self.own < other.shape[1] else 0
+            told = other.item(ORDERED, self.own) if self.own < other.shape[1] else 0
             self.synced = max(self.synced, told + 1)
-            self._share_copies(other)
+            if self.copied:
+                self._share_copies(other)
 
     def learn_foreign(self, cluster: int, rows: np.ndarray, *, relaxed: bool) -> None:
         """Merge knowledge about another cluster, gained through global memory.
@@ -338,7 +340,10 @@ class WarpClock:
     def looks(self, component: int, phases: int) -> None:
         """Record a successful wait for an mbarrier of which so many phases are complete."""
         mask = self.warp.frag.mask
-        before, lanes = self.looked.get(component, (0, 0))
+        before, lanes = self.looked.get(component, _NEVER)
+        if phases == before + 1 and self.slipped is None:  # nearly always
+            self.looked[component] = phases, mask
+            return
         again = phases == before and lanes & mask
         self.looked[component] = phases, (lanes | mask if phases == before else mask)
         if self.slipped is None and (again or phases > before + 1):
@@ -353,8 +358,10 @@ class WarpClock:
         self._kept = None
         if component >= self.rows.shape[1]:
             self.rows = join(self.rows, fresh(self.components))
+        rows = self.rows
         for row in (EXECUTED, ORDERED):
-            self.rows[row, component] = max(self.rows[row, component], step)
+            if rows.item(row, component) < step:
+                rows[row, component] = step
 
 
 class Knowledge:

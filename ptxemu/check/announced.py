@@ -60,7 +60,7 @@ class Announcements:
     def arrived(self, barrier: MBarrier, rows: np.ndarray, unordered: int = -1) -> None:
         """Record an arrival by what has this clock. unordered: component whose announcements it may
         overtake."""
-        for each in self._now[barrier]:
+        for each in self._now.get(barrier, ()):
             known = each.own != unordered and each.known_to(rows)
             each.ordered = each.ordered or known
 

@@ -22,7 +22,7 @@ from ptxemu.check.barrier_names import BarrierNames, Given
 from ptxemu.check.clocks import ALL_LANES, masks_named, not_named
 from ptxemu.check.edges import Edges
 from ptxemu.check.findings import Findings
-from ptxemu.check.footprints import Cells, Scattered, byte_cells
+from ptxemu.check.footprints import Cells, Scattered, byte_cells, moved_cells
 from ptxemu.check.global_memory import GlobalShadow
 from ptxemu.check.kernel_text import check_text, unheeded
 from ptxemu.check.lifetime import Lifetime
@@ -186,7 +186,7 @@ class Checker(Forwarding):
         self.memory = memory
         self.shadow = GlobalShadow(program.global_grain, before)
         self.states = States(program.shared_grain)
-        self._found = found
+        self._found, self._strict = found, strict
         self.findings = Findings(program.sites, found)
         text_findings, unheeded_waits = _of_text(program)
         for finding in text_findings:
@@ -227,6 +227,13 @@ class Checker(Forwarding):
         self.shadow.add(told[0])
         self.unused.add(told[1])
         self.states.has_waited |= told[2]
+
+    def forget(self) -> None:
+        """Let go of a launch that has ended well, see `States.forget`."""
+        self.states.forget()
+        self.taint.forget()
+        self.lifetime.forget()
+        self._own_shared.clear()
 
     def left(self) -> GlobalShadow:
         """Return the accesses that the next launch has to be ordered after.
@@ -693,15 +700,20 @@ class Checker(Forwarding):
         self.races.columns(w, column, count, pair, None)
 
     def tensor_load(self, w: Warp, load: PendingLoad) -> None:
-        self.taint.load(w, load.address, load.move)
-        self.manual.tensor_used(w)
-        self.loads.issued(w, load)
+        cells = moved_cells(load.move, load.address, w.index & 3)
+        self.taint.load(w, load.address, load.move, cells)
+        if self._strict:
+            self.manual.tensor_used(w)
+        self.loads.issued(w, load, cells)
 
     def tensor_store(self, w: Warp, address: int, move: Move) -> None:
-        self.taint.store(w, address, move)
-        self.manual.tensor_used(w)
-        self.loads.before_signal(w)
-        self.races.move(w, address, move, True)
+        cells = moved_cells(move, address, w.index & 3)
+        self.taint.store(w, address, move, cells)
+        if self._strict:
+            self.manual.tensor_used(w)
+        if self.states.clocks[w].open_loads:
+            self.loads.before_signal(w)
+        self.races.move(w, cells, True)
 
     def tensor_stores_waited(self, w: Warp) -> None:
         self.states.clocks[w].complete("tcgen05.st")

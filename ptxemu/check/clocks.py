@@ -120,7 +120,7 @@ INITIALISED = 4  # mbarrier.init is seen by the async proxy and by peers: fence.
 FENCED = 5  # what a relaxed arrival releases: all before the last fence
 ROWS = 6
 
-_FIRST_CAPACITY = 64
+_FIRST_CAPACITY = 128
 
 SITE_BITS, LANE_BITS, STEP_BITS = 18, 6, 25
 LANE_SHIFT = SITE_BITS

@@ -123,21 +123,22 @@ class Edges:
         ptxas invalidate the L1 cache after it.
         """
         clock, phases = self._states.clocks[w], self._states.phases[barrier]
-        if phases.component not in clock.waited:
+        component = phases.component
+        if component not in clock.waited:
             self._used(w, clock, phases)
-        self._manual.heard_others(w)
+        if self._manual.strict:
+            self._manual.heard_others(w)
         if phases.from_peers:
             self._manual.scope_of_wait(w, how)
-        clock.looks(phases.component, barrier.phase)
+        clock.looks(component, barrier.phase)
         if w.at in self._unheeded:
-            clock.unheeded[phases.component] = w.at
+            clock.unheeded[component] = w.at
             return
         phase = phases.told(clock, parity)
-        told = phases.phases[phase] if phase is not None else None
-        known = int(told[EXECUTED, phases.component]) if told is not None else 0
-        clock.phase_waits[phases.component] = (w.at, parity, known)
-        if phase is None or told is None:
+        clock.phase_waits[component] = (w.at, parity, 0 if phase is None else phase + 1)
+        if phase is None:
             return
+        told = phases.phases[phase]
         whole, relaxed = w.frag.mask == w.live, "relaxed" in how
         if "cta" in how and phases.from_peers:
             clock.learn(told, relaxed=True)

@@ -51,7 +51,7 @@ class Cells:
     `at`: address of the words that describe the place to the routines of `native.shadow`.
     """
 
-    __slots__ = ("count", "run", "base", "at", "_words", "_pattern")
+    __slots__ = ("count", "run", "base", "at", "_words", "_pattern", "_mask")
 
     def __init__(self, pattern: Pattern, base: int = 0) -> None:
         self._pattern = pattern
@@ -59,11 +59,17 @@ class Cells:
 
     def _place(self, address: int, count: int, run: int, shift: int, base: int) -> None:
         """Runs begin at the int64 numbers at an address, shifted right."""
-        self.count, self.run, self.base = count, run, base
+        self.count, self.run, self.base, self._mask = count, run, base, 0
         self._words, self.at = frame.words(address, count, run, shift, base)
 
     def __len__(self) -> int:
         return self.count * self.run
+
+    @property
+    def mask(self) -> int:
+        """A bit for each cell of tensor memory that is one of them."""
+        self._mask = self._mask or bits(self)
+        return self._mask
 
     def index(self) -> Where:
         """Index into arrays of all cells of the memory."""
@@ -266,7 +272,24 @@ class Product(Footprint):
 _products: dict[tuple[Any, ...], Product] = {}
 
 
+# The latest products by identity of their MMA, which is decoded once: the MMA itself, the product.
+_latest: dict[tuple[int, int, int], tuple[Mma, Product]] = {}
+
+
 def product(mma: Mma, group: int, grain: int) -> Product:
+    """Return the cells of an MMA."""
+    key = id(mma), group, grain
+    found = _latest.get(key)
+    if found is not None:
+        return found[1]
+    if len(_latest) >= _PRODUCTS:
+        _latest.clear()
+    made = _product(mma, group, grain)
+    _latest[key] = mma, made  # while it is here nothing else has its identity
+    return made
+
+
+def _product(mma: Mma, group: int, grain: int) -> Product:
     """Kept by the identities of the descriptors: to compare them costs more than all else."""
     a = mma.a if isinstance(mma.a, int) else id(mma.a)
     others = id(mma.b), id(mma.instr), id(mma.scales), id(mma.metadata), mma.shift

@@ -26,6 +26,10 @@ class Lifetime:
         self._strict = strict
         self._allocated: dict[tuple[Cta, int], int] = {}  # columns that begin here, and the site
 
+    def forget(self) -> None:
+        """The launch has ended."""
+        self._allocated.clear()
+
     # -- mbarriers ----------------------------------------------------------------------------
 
     def unseen_init(self, by: str, site: int, phases: PhaseClock) -> None:

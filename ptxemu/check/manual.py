@@ -124,11 +124,11 @@ class Manual:
     def __init__(self, states: States, findings: Findings, strict: bool) -> None:
         self._states = states
         self._findings = findings
-        self._strict = strict
+        self.strict = strict
 
     def tensor_used(self, w: Warp) -> None:
         """A tcgen05 operation is issued."""
-        if self._strict:
+        if self.strict:
             clock = self._states.clocks[w]
             if clock.woken_at is not None:
                 self._note("after", w.at)
@@ -172,7 +172,7 @@ class Manual:
 
     def heard_others(self, w: Warp) -> None:
         """The end of a wait of any kind."""
-        if self._strict:
+        if self.strict:
             self._states.clocks[w].woken_at = w.at
 
     def scope_of_arrival(self, w: Warp, cta: Cta, how: tuple[str, ...]) -> None:
@@ -182,12 +182,12 @@ class Manual:
     def scope_of_wait(self, w: Warp, how: tuple[str, ...]) -> None:
         """A wait for an mbarrier at which threads of other CTAs arrive."""
         narrow = "cta" in how
-        if "cluster" not in how and (narrow or self._strict):
+        if "cluster" not in how and (narrow or self.strict):
             self._note("scope of wait, cta" if narrow else "scope of wait", w.at)
 
     def allocated(self, w: Warp, pair: bool) -> None:
         """Check tcgen05.alloc. A warp knows its peer runs if it has learned anything of it."""
-        if self._strict and pair:
+        if self.strict and pair:
             clocks, rows = self._states.clocks, self._states.clocks[w].rows
             peer = w.cluster.ctas[w.cta.rank ^ 1] if len(w.cluster.ctas) > w.cta.rank ^ 1 else None
             owns = [clock.own for each, clock in clocks.items() if each.cta is peer]
@@ -197,7 +197,7 @@ class Manual:
     def touched(self, ticket: Ticket, last: np.ndarray, cells: Cells) -> None:
         """An asynchronous operation reads or overwrites cells of shared memory; `last`: the last
         writes of all of it."""
-        if self._strict and ticket.asynchronous:
+        if self.strict and ticket.asynchronous:
             seen, last = ticket.rows[ASYNC_SHARED], last[cells.index()]
             for number, component in enumerate(ticket.components.known[: len(seen)]):
                 if component.kind == "cp.async":
@@ -218,7 +218,7 @@ class Manual:
             self._note("exit", clock.issued_at["bulk read"])
 
     def _note(self, name: str, site: int, why: str = "") -> None:
-        if (self._strict or name in _ALWAYS) and self._findings.new(name, site):
+        if (self.strict or name in _ALWAYS) and self._findings.new(name, site):
             message, missing, rule = _NOTES[name]
             place = place_of(self._findings.sites[site])
             found = Finding(MANUAL, message, NOTE, **place, missing=missing, rule=rule, why=why)

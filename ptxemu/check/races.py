@@ -18,7 +18,17 @@ import numpy as np
 from ptxemu.check import evidence, footprints
 from ptxemu.check.agents import Agent, Ticket, WarpClock
 from ptxemu.check.allocations import Coverage
-from ptxemu.check.clocks import ALL_LANES, ATOMIC, ORDERED, Mark, Stamp, stamp
+from ptxemu.check.clocks import (
+    ALL_LANES,
+    ATOMIC,
+    COMPONENT_SHIFT,
+    LANE_SHIFT,
+    ORDERED,
+    STEP_SHIFT,
+    Mark,
+    Stamp,
+    stamp,
+)
 from ptxemu.check.evidence import Evidence, Reason
 from ptxemu.check.findings import Conflicts, Findings, Side, line_of
 from ptxemu.check.footprints import Cells, Footprint, byte_cells
@@ -28,8 +38,9 @@ from ptxemu.check.shadow import Shadow
 from ptxemu.check.state import States
 from ptxemu.findings import Finding
 from ptxemu.machine.state import Cta, Warp
-from ptxemu.machine.tmem import Move
+from ptxemu.native.shadow import WRITES
 
+_NO_LANE = ALL_LANES << LANE_SHIFT
 Step = tuple[int, int]  # a component, and which step of it tells that an operation is complete
 Unchanged = Callable[[int], bool]  # whether a write stores what is there already, at an address
 
@@ -199,14 +210,19 @@ class Races:
         for cta in ctas:
             if cta is not ticket.agent.cta:
                 self._lifetime.reached(cta, *ticket.position, ticket.site)
-            written &= self._execute(ticket, cta, footprint)
+            done, never = 0, 0
+            if self.touches is None:
+                done, never = self._states.ctas[cta].surely(footprint, ticket)
+            written &= not never
+            if done < len(footprint.accesses):
+                written &= self._execute(ticket, cta, footprint.accesses[done:])
         return written
 
-    def _execute(self, ticket: Ticket, cta: Cta, footprint: Footprint) -> bool:
-        state, step = self._states.ctas[cta], ticket.position
-        done, never = state.surely(footprint, ticket) if self.touches is None else (0, 0)
-        written = not never
-        for cells, tensor, write in footprint.accesses[done:]:
+    def _execute(
+        self, ticket: Ticket, cta: Cta, accesses: Sequence[tuple[Cells, bool, bool]]
+    ) -> bool:
+        written, step = True, ticket.position
+        for cells, tensor, write in accesses:
             if tensor:
                 self._tensor(ticket, cta, cells, step, write)
             else:
@@ -226,13 +242,14 @@ class Races:
         shadow, mark = self._states.ctas[cta].tensor, self._unit_mark(*step, ticket.site)
         self._compare(shadow, cta, cells, ticket, mark, write)
 
-    def move(self, w: Warp, address: int, move: Move, write: bool) -> int:
+    def move(self, w: Warp, cells: Cells, write: bool) -> int:
         """Check tcgen05.ld or .st; return its step among those of the warp."""
-        clock = self._states.clocks[w]
+        clock, shadow = self._states.clocks[w], self._states.ctas[w.cta].tensor
         component, step = clock.issue("tcgen05.st" if write else "tcgen05.ld")
-        cells = footprints.moved_cells(move, address, w.index % 4)
-        mark, shadow = self._unit_mark(component, step, w.at), self._states.ctas[w.cta].tensor
-        if not shadow.surely(cells, clock, mark, write):
+        packed = component << COMPONENT_SHIFT | step << STEP_SHIFT | _NO_LANE | w.at
+        by = clock.at("tensor"), 0, 0
+        if not shadow.surely_one(cells, by, packed, ALL_LANES, WRITES if write else 0):
+            mark = self._unit_mark(component, step, w.at)
             self._look(shadow, w.cta, cells, clock, mark, write)
         return step
 

@@ -74,6 +74,7 @@ class Shadow:
         self._words[TABLE], self._words[CELLS] = frame.address_of(self._table), cells
         self.all_written = False  # whether `surely` has seen, this last time, no unwritten cell
         self._routines = frame.routines()
+        self._visit = self._routines and self._routines.visit
 
     def wrote(self, stamp: int, cell: int) -> bool:
         """Whether this was a write, not a read."""
@@ -95,19 +96,29 @@ class Shadow:
         Returns False, with nothing recorded, if the access has to be checked in detail.
         defined: also require that it reads written data.
         """
-        routines, (stamp, lane) = self._routines, mark
-        if routines is None or (isinstance(lane, int) and lane == ATOMIC):
-            return False
+        stamp, lane = mark
+        if isinstance(lane, int):
+            if lane == ATOMIC:
+                return False
+        else:
+            lane = frame.listed(lane)
         kind = WRITES if write else DEFINED if defined else 0
-        access = self.at, cells.at, by.at(self.space), *by.in_order, kind, stamp, frame.listed(lane)
-        answer = routines.visit(*access)
+        return self.surely_one(cells, (by.at(self.space), *by.in_order), stamp, lane, kind)
+
+    def surely_one(
+        self, cells: Cells, by: tuple[int, int, int], stamp: int, lane: int, kind: int
+    ) -> bool:
+        """Record an access as `surely`; the parameters are those of `native.shadow.visit`."""
+        if self._visit is None:
+            return False
+        answer = self._visit(self.at, cells.at, *by, kind, stamp, lane)
         while answer == PLANE:
             self.add_plane()
-            answer = routines.visit(*access)
+            answer = self._visit(self.at, cells.at, *by, kind, stamp, lane)
         if answer > DONE_NEW:
             return False
         self.all_written = answer == DONE
-        if not write:
+        if not kind & WRITES:
             self.readers[stamp >> COMPONENT_SHIFT] = None
         elif self.below is not None:
             self.below[cells.index()] = 0

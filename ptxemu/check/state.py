@@ -9,11 +9,22 @@ import numpy as np
 
 from ptxemu.check import frame
 from ptxemu.check.agents import Ticket, WarpClock
-from ptxemu.check.clocks import ALL_LANES, EXECUTED, ORDERED, Components, fresh, join, stamp
+from ptxemu.check.clocks import (
+    ALL_LANES,
+    COMPONENT_SHIFT,
+    EXECUTED,
+    LANE_SHIFT,
+    ORDERED,
+    STEP_SHIFT,
+    Components,
+    fresh,
+    join,
+)
 from ptxemu.check.footprints import TENSOR_CELLS, Footprint
 from ptxemu.check.shadow import Shadow
 from ptxemu.check.undefined import SharedCodes, TensorCodes
 from ptxemu.machine.async_ops import Work
+from ptxemu.machine.fragment import not_told
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.state import Cluster, Cta, NamedBarrier, Warp, Warpgroup
 from ptxemu.native.shadow import IN_TENSOR, WRITES
@@ -96,25 +107,26 @@ class PhaseClock:
 
         It has this parity and is later than those known to `by`. None if a known phase has it.
         """
-        known = int(by.rows[EXECUTED, self.component]) if self.component < by.rows.shape[1] else 0
-        while known < len(self.phases) and self._made_by_known(known, by):
+        rows, component, complete = by.rows, self.component, len(self.phases)
+        known = rows.item(EXECUTED, component) if component < rows.shape[1] else 0
+        while known < complete and not self.with_bytes[known] and self._made_by_known(known, by):
             known += 1
         phase = known if (known & 1) != parity else known + 1
-        return min(phase, len(self.phases)) - 1 if phase else None
+        return min(phase, complete) - 1 if phase else None
 
     def near(self, phase: int) -> np.ndarray:
         """Return what a phase gives a wait of scope .cta: nothing of threads of other CTAs."""
         return self._near_phases.get(phase, self.phases[phase])
 
     def _made_by_known(self, phase: int, by: WarpClock) -> bool:
-        """Whether `by` knows of all arrivals of a phase, hence of its completion: in CUTLASS's
-        tma_pipeline_warpspec.py the producer itself has arrived at the empty barriers first."""
-        if self.with_bytes[phase]:
-            return False
-        told, known, first = self.phases[phase][EXECUTED], by.rows[EXECUTED], self._unknown
-        both = min(len(told), len(known))
-        if 0 <= first < both and told[first] > known[first]:  # as nearly always
-            return False
+        """Whether `by` knows of all arrivals of a phase without bytes, hence of its completion: in
+        CUTLASS's tma_pipeline_warpspec.py the producer itself has arrived at the empty barriers
+        first."""
+        told, known, first = self.phases[phase], by.rows, self._unknown
+        both = min(told.shape[1], known.shape[1])
+        if 0 <= first < both and told.item(EXECUTED, first) > known.item(EXECUTED, first):
+            return False  # as nearly always
+        told, known = told[EXECUTED], known[EXECUTED]
         lacks = told[:both] > known[:both]
         if self.component < both:
             lacks[self.component] = False
@@ -125,6 +137,7 @@ class PhaseClock:
 
 
 MBARRIER_BYTES = 8
+_NO_LANE = ALL_LANES << LANE_SHIFT
 
 
 @dataclass(eq=False, kw_only=True)
@@ -182,7 +195,8 @@ class CtaState:
         self.reached_until: dict[int, tuple[int, int]] = {}
         self.known_at_end: np.ndarray | None = None
         self.ended = False
-        self._accesses: dict[Footprint, tuple[array[int], int]] = {}  # for `visit_all`
+        # For `visit_all`: words and their address; `readers` of the memories that it reads.
+        self._accesses: dict[Footprint, tuple[array[int], int, list[dict[int, None]]]] = {}
 
     def surely(self, footprint: Footprint, ticket: Ticket) -> tuple[int, int]:
         """Record accesses of an operation, while each is ordered after all it depends on.
@@ -198,13 +212,22 @@ class CtaState:
             for cells, of_tensor, write in footprint.accesses:
                 kind = IN_TENSOR * of_tensor | WRITES * write
                 words += (tensor if of_tensor else shared).at, cells.at, kind
-            found = self._accesses[footprint] = frame.words(*words)
-        count, by = len(footprint.accesses), (ticket.at("shared"), ticket.at("tensor"))
-        mark = stamp(ticket.component, ticket.step, ALL_LANES, ticket.site)
-        done = routines.visit_all(found[1], count, *by, *ticket.in_order, mark, ticket.lane)
-        for _, of_tensor, write in footprint.accesses[: done >> 1]:
-            if not write:
-                (tensor if of_tensor else shared).readers[ticket.component] = None
+            table, at = frame.words(*words)
+            of_reads = {of_tensor for _, of_tensor, write in footprint.accesses if not write}
+            readers = [(tensor if of_tensor else shared).readers for of_tensor in of_reads]
+            found = self._accesses[footprint] = table, at, readers
+        component, known = ticket.component, ticket.known.tables
+        done = routines.visit_all(
+            found[1],
+            len(footprint.accesses),
+            known.get("shared") or ticket.at("shared"),
+            known.get("tensor") or ticket.at("tensor"),
+            *ticket.in_order,
+            component << COMPONENT_SHIFT | ticket.step << STEP_SHIFT | _NO_LANE | ticket.site,
+            ticket.lane,
+        )
+        for each in found[2]:  # a read that is not done becomes one in the detailed check
+            each[component] = None
         return done >> 1, done & 1
 
 
@@ -239,6 +262,24 @@ class States:
             for each in ctas:
                 each.shared.give_back()
                 each.tensor.give_back()
+
+    def forget(self) -> None:
+        """The launch has ended well, and nobody looks at its objects again: break their circles.
+
+        Else they would be the garbage collector's, which is slower than all that made them.
+        """
+        for w, clock in self.clocks.items():
+            w.told, w.follower, w.listeners, w.immediate = not_told, None, (), None
+            clock.components.known.clear()
+        for cta in self.ctas:
+            cta.cluster.ctas.clear()
+            cta.warps.clear()
+            cta.barriers.clear()
+            cta.mbarriers.clear()
+        for barrier in self.phases:
+            barrier.listeners = ()
+        for states in (self.clocks, self.ctas, self.phases, self.barriers, self.clusters):
+            states.clear()
 
     def start_warp(self, w: Warp) -> None:
         self.clocks[w] = WarpClock(self.components(w.cta), w)

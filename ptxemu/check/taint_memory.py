@@ -48,6 +48,10 @@ class Taint:
     def start_warp(self, w: Warp) -> None:
         self._of[w] = w.follower = RegisterFlow(w, self._flows, self._origins, self._padding)
 
+    def forget(self) -> None:
+        """Nobody follows the registers of warps any more."""
+        self._of.clear()
+
     def flow_of(self, w: Warp) -> RegisterFlow:
         return self._of[w]
 
@@ -142,16 +146,20 @@ class Taint:
 
     # -- tensor memory ------------------------------------------------------------------------
 
-    def load(self, w: Warp, address: int, move: Move) -> None:
-        """tcgen05.ld."""
+    def load(self, w: Warp, address: int, move: Move, cells: Cells) -> None:
+        """tcgen05.ld of cells."""
+        if not self._cta(w.cta).tensor_codes.suspects & cells.mask:
+            return
         codes = self._cta(w.cta).tensor_codes.read(move, address, w.index % 4)
         if codes is not None:
             self._of[w].load(_ALL_LANES, codes, _columns(w.cta, address, len(codes)))
 
-    def store(self, w: Warp, address: int, move: Move) -> None:
-        """tcgen05.st."""
+    def store(self, w: Warp, address: int, move: Move, cells: Cells) -> None:
+        """tcgen05.st to cells."""
         registers = self._of[w].registers
         registers.landed = True
+        if registers.stored is None and not self._cta(w.cta).tensor_codes.suspects & cells.mask:
+            return
         self._cta(w.cta).tensor_codes.write(move, address, w.index % 4, registers.stored)
 
     def allocated(self, w: Warp, column: int, count: int, told: int) -> None:
@@ -173,7 +181,10 @@ class Taint:
         shared memory is known to have been."""
         instr, group = mma.instr, len(ctas)
         if written and not mma.shift and mma.metadata is None:
-            if not any(self._suspected(cta, product) for cta in ctas):
+            for cta in ctas:
+                if self._suspected(cta, product):
+                    break
+            else:
                 return
         n, m = instr.n // group, instr.m // group
         b_codes = [self._operand(ticket, cta, mma.b, instr.shape_of_b(group)) for cta in ctas]

@@ -17,6 +17,7 @@ from functools import cached_property
 from ptxemu.check.agents import OpenLoad
 from ptxemu.check.evidence import MISSING
 from ptxemu.check.findings import Findings
+from ptxemu.check.footprints import Cells
 from ptxemu.check.manual import Manual
 from ptxemu.check.races import Races
 from ptxemu.check.state import States
@@ -55,9 +56,9 @@ class TensorLoads:
     def _flying(self) -> Mapping[int, Sites]:
         return flying(self._program.blocks, self._program.site_of)
 
-    def issued(self, w: Warp, load: PendingLoad) -> None:
-        """Called for a tcgen05.ld."""
-        step = self._races.move(w, load.address, load.move, False)
+    def issued(self, w: Warp, load: PendingLoad, cells: Cells) -> None:
+        """Called for a tcgen05.ld of cells."""
+        step = self._races.move(w, cells, False)
         self._states.clocks[w].open_loads[load] = OpenLoad(step, w.at)
 
     def used(self, w: Warp, load: PendingLoad) -> None:

@@ -281,14 +281,14 @@ class GlobalMemory:
         self._last = (0, 0, False)
         self.table.forget()
 
-    def tell(self, outside: Callable[[Stray], None]) -> None:
-        """Register a function that gets every access that is not allowed.
+    def tell(self, outside: Callable[[Stray], None] | None) -> None:
+        """Register a function that gets every access that is not allowed; None: nobody does.
 
         Such an access reads poison and writes nothing. Blocks end at the requested size from
         then on.
         """
         self._outside = outside
-        if self._allocated is not None:
+        if outside is not None and self._allocated is not None:
             self._take(self._allocated.known())
 
     # -- checks -----------------------------------------------------------------------------

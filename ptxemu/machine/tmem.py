@@ -150,12 +150,31 @@ class Tmem:
 
     def require_access(self, move: Move, address: int, warp_in_group: int) -> None:
         """Refuse a bad address when an access is issued; its data is moved later."""
-        shape, num, packed, half_split = move
-        if shape == "32x32b" and not packed:
-            _require_lane(shape, address, warp_in_group)
-            self.require(columns_of(address & 0xFFFF, _require_num(shape, num)))
-        else:
-            self._index(shape, num, address, warp_in_group, packed, half_split)
+        self.require(_rectangle(move, address, warp_in_group)[0])
+
+    def load_to(self, out: np.ndarray, move: Move, address: int, warp_in_group: int) -> None:
+        """tcgen05.ld to `out`, uint32 (registers, 32)."""
+        mask, columns, lanes = _rectangle(move, address, warp_in_group)
+        if lanes is None:
+            shape, num, packed, half_split = move
+            out[:] = self.load(
+                shape, num, address, warp_in_group, pack16=packed, half_split=half_split
+            )
+            return
+        self.require(mask)
+        out[:] = self.cells[columns, lanes]
+
+    def store_from(self, rows: np.ndarray, move: Move, address: int, warp_in_group: int) -> None:
+        """tcgen05.st of `rows`, uint32 (registers, 32)."""
+        mask, columns, lanes = _rectangle(move, address, warp_in_group)
+        if lanes is None:
+            shape, num, unpack, half_split = move
+            self.store(
+                shape, num, address, warp_in_group, rows, unpack16=unpack, half_split=half_split
+            )
+            return
+        self.require(mask)
+        self.cells[columns, lanes] = rows
 
     def load(
         self,
@@ -297,6 +316,20 @@ class Tmem:
         self.check(column, SHIFTED_COLUMNS)
         quarter = self.cells[column : column + SHIFTED_COLUMNS, lane : lane + QUARTER]
         quarter[:, :-1] = quarter[:, 1:]
+
+
+@lru_cache(maxsize=4096)
+def _rectangle(
+    move: Move, address: int, warp_in_group: int
+) -> tuple[int, slice | None, slice | None]:
+    """Return the mask of the columns of an access, and its columns and lanes if it moves all of
+    these cells as they are. Raises HardwareRefusal for a bad address."""
+    shape, num, packed, half_split = move
+    column, lane = address & 0xFFFF, _require_lane(shape, address, warp_in_group)
+    _require_num(shape, num)
+    if shape == "32x32b" and not packed:
+        return columns_of(column, num), slice(column, column + num), slice(lane, lane + 32)
+    return register_map(shape, num, packed, half_split)[1] << column, None, None
 
 
 @lru_cache(maxsize=64)

@@ -45,7 +45,8 @@ SITE_MASK = (1 << SITE_BITS) - 1
 LANE_MASK = (1 << LANE_BITS) - 1
 STEP_MASK = (1 << STEP_BITS) - 1
 
-TOGETHER = 8  # cells of a run that are compared as one, if they have had the same accesses
+# Cells of a run that are compared as one, if they have had the same accesses.
+TOGETHER, WIDE = 8, 64
 
 
 @routine
@@ -105,6 +106,21 @@ def _alike(table: p_i64, planes: int, first: int) -> int:
         row = p_i64(table[plane])
         stamp, others = row[first], 0
         for k in range(1, TOGETHER):
+            others |= row[first + k] ^ stamp
+        if others != 0:
+            return 0
+        if plane != 0 and stamp == 0:
+            return 1
+    return 1
+
+
+@routine
+def _alike_wide(table: p_i64, planes: int, first: int) -> int:
+    """Whether WIDE cells from `first` on have the same stamps."""
+    for plane in range(planes + 1):
+        row = p_i64(table[plane])
+        stamp, others = row[first], 0
+        for k in range(1, WIDE):
             others |= row[first + k] ^ stamp
         if others != 0:
             return 0
@@ -268,7 +284,9 @@ def _looked(
             if write == 0 and plane > planes:
                 return -PLANE
             deepest = max(deepest, plane - write)
-            if cell + TOGETHER <= end and _alike(table, planes, cell) != 0:
+            if cell + WIDE <= end and _alike_wide(table, planes, cell) != 0:
+                cell += WIDE
+            elif cell + TOGETHER <= end and _alike(table, planes, cell) != 0:
                 cell += TOGETHER
             else:
                 cell += 1
@@ -317,9 +335,9 @@ def visit_global(
 
 @routine
 def _all_read(reads: p_i64, first: int) -> int:
-    """Whether TOGETHER cells from `first` on have been read since they were written."""
+    """Whether WIDE cells from `first` on have been read since they were written."""
     missing = 0
-    for k in range(TOGETHER):
+    for k in range(WIDE):
         if reads[first + k] == 0:
             missing = 1
     return 1 - missing
@@ -342,8 +360,8 @@ def unread(memory: p_i64, place: p_i64, out: p_i64) -> int:
         cell = (starts[i] >> place[SHIFT]) + place[BASE]
         end = cell + run
         while cell < end:
-            if reads != 0 and cell + TOGETHER <= end and _all_read(p_i64(reads), cell) != 0:
-                cell += TOGETHER
+            if reads != 0 and cell + WIDE <= end and _all_read(p_i64(reads), cell) != 0:
+                cell += WIDE
             else:
                 read = 0
                 if reads != 0:

@@ -121,7 +121,8 @@ def find(w: Warp, address: int) -> MBarrier:
 
 
 def _home(w: Warp, address: int) -> Cta:
-    return w.cluster.cta(address >> RANK_SHIFT & 0xFF)
+    rank = address >> RANK_SHIFT & 0xFF
+    return w.cta if rank == w.cta.rank else w.cluster.cta(rank)
 
 
 def _pairs(w: Warp, address: PerLane, value: PerLane) -> list[tuple[int, int, int]]:
@@ -167,11 +168,11 @@ def mbarrier_arrive(
     w: Warp, address: PerLane, count: PerLane, drop: bool, how: tuple[Any, ...]
 ) -> object:
     w.machine.note_progress()
-    if not w.listeners and address.__class__ is int and count.__class__ is int:
-        barrier = find(w, address)
-        arrivals = w.frag.mask.bit_count() * count
-        if arrivals <= barrier.pending:
-            return barrier.arrive(arrivals, drop=drop, by=w.label, site=w.at)
+    if address.__class__ is int and count.__class__ is int:
+        barrier, lanes = find(w, address), w.frag.mask.bit_count()
+        for each in w.listeners:
+            each.mbarrier_arrival(w, _home(w, address), barrier, how, (lanes, lanes * count))
+        return barrier.arrive_each(lanes, count, drop=drop, by=w.label, site=w.at)
     states = []
     for where, number, lanes in _pairs(w, address, count):
         barrier = find(w, where)

@@ -153,8 +153,8 @@ def tmem_load(w: Warp, address: PerLane, move: Move) -> np.ndarray:
 @runtime
 def tmem_load_late(w: Warp, address: PerLane, move: Move, registers: int) -> np.ndarray:
     """An array that is filled when the load is settled."""
-    where = one_address(address)
-    w.cta.tmem.require_access(move, where, w.index % 4)
+    where = address if address.__class__ is int else one_address(address)
+    w.cta.tmem.require_access(move, where, w.index & 3)
     pending = PendingLoad(where, move, _poison(registers).copy())
     for each in w.listeners:
         each.tensor_load(w, pending)
@@ -173,7 +173,9 @@ def _read(w: Warp, address: int, move: Move) -> np.ndarray:
 
 
 def _fill(w: Warp, pending: PendingLoad) -> None:
-    pending.out[:] = tmem_load(w, pending.address, pending.move)
+    out = pending.out
+    w.cta.tmem.load_to(out, pending.move, pending.address, w.index & 3)
+    w.machine.bytes["tmem.ld"] += out.nbytes
 
 
 @runtime
@@ -210,9 +212,9 @@ def settle_value(w: Warp, value: PerLane) -> None:
 @runtime
 def tmem_store(w: Warp, address: PerLane, move: Move, rows: np.ndarray) -> None:
     w.machine.bytes["tmem.st"] += rows.nbytes
-    where = one_address(address)
+    where = address if address.__class__ is int else one_address(address)
     if w.machine.late or w.listeners:
-        w.cta.tmem.require_access(move, where, w.index % 4)
+        w.cta.tmem.require_access(move, where, w.index & 3)
     for each in w.listeners:
         each.tensor_store(w, where, move)
     if w.machine.late:
@@ -222,8 +224,7 @@ def tmem_store(w: Warp, address: PerLane, move: Move, rows: np.ndarray) -> None:
 
 
 def _write(w: Warp, address: int, move: Move, rows: np.ndarray) -> None:
-    shape, number, unpack, split = move
-    w.cta.tmem.store(shape, number, address, w.index % 4, rows, unpack16=unpack, half_split=split)
+    w.cta.tmem.store_from(rows, move, address, w.index & 3)
 
 
 @runtime
