@@ -383,7 +383,7 @@ class Checker(Forwarding):
     ) -> None:
         self.announced.arrived(barrier, self.states.clocks[w].rows)
         self.edges.arrival(w, cta, barrier, how)
-        self.lifetime.counted(w, barrier, *count)
+        self.lifetime.counted(w.at, barrier, *count)
 
     def mbarrier_expected(self, w: Warp, cta: Cta, barrier: MBarrier, nbytes: int) -> None:
         if nbytes > 0:
@@ -502,8 +502,9 @@ class Checker(Forwarding):
         self.taint.land(ticket, cta, cells)
         self.races.copy(ticket, cta, cells, lanes)
 
-    def copies_arrival(self, work: Work, cta: Cta, barrier: MBarrier) -> None:
+    def copies_arrival(self, work: Work, cta: Cta, barrier: MBarrier, *, lanes: int) -> None:
         ticket = self.states.tickets[work]
+        self.lifetime.counted(ticket.site, barrier, lanes, lanes)
         self.announced.arrived(barrier, ticket.known.rows, unordered=ticket.own)
         self.edges.arrival_of(ticket, cta, barrier)
 

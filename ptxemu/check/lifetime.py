@@ -87,7 +87,7 @@ class Lifetime:
             rule="mbarrier object",
         )  # fmt: skip
 
-    def counted(self, w: Warp, barrier: MBarrier, lanes: int, arrivals: int) -> None:
+    def counted(self, site: int, barrier: MBarrier, lanes: int, arrivals: int) -> None:
         """The arrivals of one instruction should belong to one phase: where the count of the
         mbarrier is too small the surplus drifts, until a phase ends without a whole warp."""
         if lanes > 1 and arrivals > barrier.pending:
@@ -95,7 +95,7 @@ class Lifetime:
                 "mbarrier",
                 f"{arrivals} arrivals of one instruction, {barrier.pending} of {barrier.expected} "
                 "pending: some count in the next phase",
-                w.at,
+                site,
                 missing="one lane that arrives (elect_one), or a count of mbarrier.init that all "
                 "arrivals of a phase add up to",
                 rule="mbarrier.init, phase of the mbarrier object",

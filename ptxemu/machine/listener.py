@@ -197,8 +197,8 @@ class Listener:
     ) -> None:
         """Called when cp.async writes shared memory."""
 
-    def copies_arrival(self, work: Work, cta: Cta, barrier: MBarrier) -> None:
-        """cp.async.mbarrier.arrive."""
+    def copies_arrival(self, work: Work, cta: Cta, barrier: MBarrier, *, lanes: int) -> None:
+        """cp.async.mbarrier.arrive, for each lane; lanes: how many are still to arrive there."""
 
     def land(
         self,

@@ -137,6 +137,7 @@ def observe(run: Callable[[Options], object]) -> Observed:
 
     def begun(checker: Checker, *arguments: Any, **options: Any) -> None:
         begin(checker, *arguments, **options)
+        checker.immediate = False  # so that it hears of each operation by the events above
         for name in _HEARD:
             _tell(checker, name, getattr(observer, name))
         for name in _ACTS:

@@ -9,6 +9,7 @@ cp.async.mbarrier.arrive to tcgen05.mma.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -137,9 +138,11 @@ def arrive_after_copies(w: Warp, address: PerLane, noinc: bool) -> None:
             barrier.pending += 1
 
     def run(work: Work) -> None:
+        left = Counter(barriers)
         for barrier in barriers:
             for each in w.listeners:
-                each.copies_arrival(work, w.cta, barrier)
+                each.copies_arrival(work, w.cta, barrier, lanes=left[barrier])
+            left[barrier] -= 1
             barrier.arrive(by="cp.async")
 
     work = Work("cp.async", "arrive after cp.async", run, stream="cp.async", releases=True)

@@ -318,7 +318,7 @@ class Recorder(Listener):
         if self._fetched is not work:
             self._open[work].tape.notes.add_idle(COPIED, nbytes)
 
-    def copies_arrival(self, work: Work, cta: Cta, barrier: MBarrier) -> None:
+    def copies_arrival(self, work: Work, cta: Cta, barrier: MBarrier, *, lanes: int) -> None:
         self._tell(work, r.ARRIVE_AFTER, ((self._barriers[barrier], 1),))
 
     def land(

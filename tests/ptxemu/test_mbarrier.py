@@ -231,3 +231,24 @@ def test_the_scope_of_the_cta_is_enough_for_copies_and_own_threads(signal: str) 
         barriers = {"full": 32}
     findings = found(body, barriers=barriers)
     assert not [f for f in findings if "scope" in str(f) or f.check == "race"]
+
+
+@pytest.mark.parametrize("arrive", ["mbarrier.arrive", "cp.async.mbarrier.arrive.noinc"])
+@pytest.mark.parametrize("count", [31, 32])
+def test_a_count_of_all_lanes_but_one(arrive: str, count: int) -> None:
+    """The surplus counts in the next phase, where it would show only after many phases."""
+    operands = "_, [full]" if arrive == "mbarrier.arrive" else "[full]"
+    body = f"""
+        warp 0:
+            mad.wide.u32 %d0, %lane, 16, %input;
+            cp.async.ca.shared.global [%mine], [%d0], 4;
+            {arrive}.shared.b64 {operands};
+        warp 1:
+            wait full, 0;
+    """
+    findings = found(body, barriers={"full": count})
+    surplus = [f for f in findings if "some count in the next phase" in f.message]
+    assert len(surplus) == (count == 31)
+    for each in surplus:
+        assert "32 arrivals of one instruction, 31 of 31 pending" in each.message
+        assert arrive.partition(".noinc")[0] in str(each)
