@@ -94,6 +94,7 @@ class WarpClock:
         self._kept: Knowledge | None = None  # a copy of what it knows, until that changes
         self._placed: np.ndarray | None = None  # the rows whose address is among `_words`
         self._words, self._at = _words(self)
+        self._stale = True  # `_words` lack the latest `synced`, `copied` or `copies_met`
         self.now = 0
         self.streams: dict[str, int] = {}
         self.issued: dict[str, int] = {}
@@ -140,8 +141,10 @@ class WarpClock:
             self._placed, known = self.rows, self.rows.shape[1]
             ordered = frame.address_of(self.rows) + ORDERED * known * STEP_BYTES
             words[AFTER_WRITES], words[AFTER_READS], words[KNOWN] = ordered, ordered, known
-        words[SYNCED], words[COPIED] = self.synced, self.copied
-        words[COPIES_MET] = self.copies_met
+        if self._stale:
+            words[SYNCED], words[COPIED] = self.synced, self.copied
+            words[COPIES_MET] = self.copies_met
+            self._stale = False
         return self._at
 
     def knowledge(self) -> Knowledge:
@@ -161,7 +164,7 @@ class WarpClock:
     def together(self) -> None:
         """Record that the lanes of the warp synchronised, with memory ordered between them."""
         self.advance()
-        self.synced, self.met = self.now, None
+        self.synced, self.met, self._stale = self.now, None, True
         self.touched = self.stored = 0
         self._share_copies(self.rows)
 
@@ -180,6 +183,7 @@ class WarpClock:
         """
         if 0 < self.copied < told.shape[1]:
             self.copies_met = max(self.copies_met, int(told[ORDERED, self.copied]))
+            self._stale = True
 
     def learn(self, other: np.ndarray, *, whole: bool = False, relaxed: bool = False) -> None:
         """Merge the knowledge that a wait gains.
@@ -196,7 +200,7 @@ class WarpClock:
         self.rows = join(self.rows, other)
         if whole:
             told = other.item(ORDERED, self.own) if self.own < other.shape[1] else 0
-            self.synced = max(self.synced, told + 1)
+            self.synced, self._stale = max(self.synced, told + 1), True
             if self.copied:
                 self._share_copies(other)
 
@@ -294,7 +298,7 @@ class WarpClock:
             self.groups[kind] = []
             if kind == "cp.async":
                 self._kept = None
-                self.copied = self.streams[kind]
+                self.copied, self._stale = self.streams[kind], True
         return self.streams[kind]
 
     def issue(self, kind: str) -> tuple[int, int]:

@@ -262,6 +262,7 @@ class States:
             for each in ctas:
                 each.shared.give_back()
                 each.tensor.give_back()
+                each.tensor_codes.give_back()
 
     def forget(self) -> None:
         """The launch has ended well, and nobody looks at its objects again: break their circles.

@@ -15,12 +15,14 @@ import numpy as np
 
 from ptxemu.check import footprints
 from ptxemu.check.footprints import GROUPS, TENSOR_CELLS, Where, bits
+from ptxemu.check.zeros import keep, left
 from ptxemu.machine.mma import Metadata
 from ptxemu.machine.scale_factors import Placement
 from ptxemu.machine.tensor_core import CHUNK, data_bytes, line_bytes
 from ptxemu.machine.tmem import LANES, Tmem, operand_lanes
 from ptxemu.machine.tmem_fill import Fill, fill
 from ptxemu.machine.umma_desc import InstrDesc, SmemDesc, operand_shape, operand_words
+from ptxemu.numerics.formats import TENSOR_COLUMNS
 
 NEVER = 0xFFFF
 CODE = np.uint16
@@ -105,6 +107,16 @@ class TensorCodes(Tmem):
 
     def require(self, mask: int) -> None:
         """Do nothing: the memory checks whether columns are allocated."""
+
+    @staticmethod
+    def _new_cells() -> np.ndarray:
+        """Whatever an earlier CTA has left: columns are undefined when they are allocated."""
+        return left(TENSOR_COLUMNS * LANES // 2).view(np.uint32).reshape(TENSOR_COLUMNS, LANES)
+
+    def give_back(self) -> None:
+        """Nobody accesses the memory any more."""
+        keep([self.cells.reshape(-1).view(np.int64)])
+        self.cells = self.cells[:0]
 
     def forget(self, column: int, count: int) -> None:
         """Columns begin or end."""

@@ -1,4 +1,4 @@
-"""int64 zeros for shadows, which later launches use again.
+"""Arrays of int64 for shadows, mostly zeros, which later launches use again.
 
 The first touch of each page of a new array costs more than the check of an access.
 """
@@ -24,6 +24,15 @@ def blank(count: int) -> np.ndarray:
 
 def zeros(count: int) -> np.ndarray:
     """Return int64 zeros, of which many may be written."""
+    if count not in _kept:
+        return blank(count)
+    array = left(count)
+    array[:] = 0
+    return array
+
+
+def left(count: int) -> np.ndarray:
+    """Return int64 of any values."""
     global _kept_bytes
     kept = _kept.get(count)
     if not kept:
@@ -32,7 +41,6 @@ def zeros(count: int) -> np.ndarray:
     if not kept:
         del _kept[count]
     _kept_bytes -= array.nbytes
-    array[:] = 0
     return array
 
 

@@ -124,28 +124,46 @@ def switching(
     live_out = frozenset(block.live_out)
     passing = live_out - program.defs[block.index]  # registers that it leaves as they are
 
-    def run(w: Any, R: list[Any], *lanes: Any) -> int:
+    def follow(stop: UndefinedRead | None, w: Any, R: list[Any], *lanes: Any) -> int:
+        """Execute the second form, from where the ordinary one was stopped."""
+        saved, start = (None, 0) if stop is None else _stopped(program, stop)
         follower: Follower = w.follower
-        saved, start = None, 0
-        if not follower.masks or live_in.isdisjoint(follower.masks):
-            try:
-                after = ordinary(w, R, *lanes)
-            except UndefinedRead as stop:
-                saved, start = _stopped(program, stop)
-            else:
-                if follower.masks and after != PARKED:
-                    follower.keep(passing, lanes[1] if lanes else ALL)
-                return after
         follower.following = True
         try:
-            after = program.tainted(key)(w, R, *lanes, saved, start)
+            after: int = program.tainted(key)(w, R, *lanes, saved, start)
         finally:
             follower.following = False
         if after != PARKED:
             follower.keep(live_out, lanes[1] if lanes else ALL)
         return after
 
-    return run
+    # Most blocks come this way, so that no argument is packed, and nothing is done twice.
+
+    def whole(w: Any, R: list[Any]) -> int:
+        masks = w.follower.masks
+        if masks and not live_in.isdisjoint(masks):
+            return follow(None, w, R)
+        try:
+            after: int = ordinary(w, R)
+        except UndefinedRead as stop:
+            return follow(stop, w, R)
+        if masks and after != PARKED:
+            w.follower.keep(passing, ALL)
+        return after
+
+    def part(w: Any, R: list[Any], lanes: Any, mb: int) -> int:
+        masks = w.follower.masks
+        if masks and not live_in.isdisjoint(masks):
+            return follow(None, w, R, lanes, mb)
+        try:
+            after: int = ordinary(w, R, lanes, mb)
+        except UndefinedRead as stop:
+            return follow(stop, w, R, lanes, mb)
+        if masks and after != PARKED:
+            w.follower.keep(passing, mb)
+        return after
+
+    return part if key[1] else whole
 
 
 def _stopped(program: Program, stop: UndefinedRead) -> tuple[dict[str, Any], int]:

@@ -80,10 +80,7 @@ class Tmem:
     """
 
     def __init__(self, find: Callable[[str, str], None] = lambda check, message: None) -> None:
-        self.cells = (
-            aligned(4 * TENSOR_COLUMNS * LANES).view(np.uint32).reshape(TENSOR_COLUMNS, LANES)
-        )
-        self.cells[:] = POISON
+        self.cells = self._new_cells()
         self.cells_at = self.cells.ctypes.data
         self.allocations: dict[int, int] = {}
         self._find = find
@@ -91,6 +88,12 @@ class Tmem:
         self.columns = np.zeros(TENSOR_COLUMNS, np.bool_)  # the same
         self._freed = 0  # bit c: column c did, and has not been allocated again
         self._may_allocate = True
+
+    @staticmethod
+    def _new_cells() -> np.ndarray:
+        cells = aligned(4 * TENSOR_COLUMNS * LANES).view(np.uint32)
+        cells[:] = POISON
+        return cells.reshape(TENSOR_COLUMNS, LANES)
 
     def try_alloc(self, columns: int) -> int | None:
         """tcgen05.alloc: base column of the lowest free range, or None while there is none."""

@@ -46,6 +46,14 @@ class SmemDesc:
     swizzle: Swizzle
     # what has been read with it: where the words of a matrix are, by its form
     images: dict[Any, Image] = field(init=False, default_factory=dict, compare=False, repr=False)
+    _hash: int = field(init=False, compare=False, repr=False)  # it is a key all the time
+
+    def __post_init__(self) -> None:
+        parts = self.start, self.leading, self.stride, self.swizzle
+        object.__setattr__(self, "_hash", hash(parts))
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 class Image(NamedTuple):

@@ -334,6 +334,17 @@ def visit_global(
 
 
 @routine
+def _all_unwritten(last: p_i64, first: int) -> int:
+    """Whether WIDE cells from `first` on have never been written."""
+    written = 0
+    for k in range(WIDE):
+        written |= last[first + k]
+    if written == 0:
+        return 1
+    return 0
+
+
+@routine
 def _all_read(reads: p_i64, first: int) -> int:
     """Whether WIDE cells from `first` on have been read since they were written."""
     missing = 0
@@ -360,7 +371,13 @@ def unread(memory: p_i64, place: p_i64, out: p_i64) -> int:
         cell = (starts[i] >> place[SHIFT]) + place[BASE]
         end = cell + run
         while cell < end:
-            if reads != 0 and cell + WIDE <= end and _all_read(p_i64(reads), cell) != 0:
+            wide = 0
+            if cell + WIDE <= end:
+                if last[cell] == 0:
+                    wide = _all_unwritten(last, cell)
+                elif reads != 0:
+                    wide = _all_read(p_i64(reads), cell)
+            if wide != 0:
                 cell += WIDE
             else:
                 read = 0
