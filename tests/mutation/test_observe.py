@@ -20,6 +20,7 @@ KERNEL = write(
             @%first mbarrier.arrive.shared.b64 _, [full]; //:heard
             wait full, 0;
             @%first mbarrier.arrive.shared.b64 _, [full]; //:unheard
+            {parts.commit("full")} //:lost
             {parts.FILL_FOR_ASYNC}
             {parts.BULK_STORE}
             cp.async.bulk.commit_group;
@@ -45,7 +46,7 @@ def test_what_a_run_shows():
         ptxemu.load(KERNEL.text).launch(grid=(1,), block=(32,), params=params, options=options)
 
     observed = observe(run)
-    assert observed.unheard == {KERNEL.names["unheard"]}
+    assert observed.unheard == {KERNEL.names["unheard"], KERNEL.names["lost"]}
     assert observed.executed >= {KERNEL.names["heard"], KERNEL.names["wait"]}
     assert KERNEL.names["never"] not in observed.executed
     assert KERNEL.names["again"] in observed.implied
