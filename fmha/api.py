@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from numbers import Integral
 from typing import TYPE_CHECKING, Annotated, Any, Literal, overload
 
@@ -10,6 +10,7 @@ import torch
 
 from fmha.config import TUNABLE, AttentionConfig
 from fmha.launch import ATTENTION
+from fmha.mods import Mod, trace_mask_mod, trace_score_mod
 from kernelkit.attention import (
     SHARED_NAMES,
     Scale,
@@ -26,6 +27,8 @@ from kernelkit.plan.limits import MAX_POSITION
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+MaskMod = Mod | Callable[[Any, Any, Any, Any], Any]
+ScoreMod = Mod | Callable[[Any, Any, Any, Any, Any], Any]
 Raw = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # (O_raw, LSE, row_max)
 
 
@@ -48,6 +51,8 @@ class AttentionPlanOptions(SharedOptions, total=False):
     cu_seqlens_k: Annotated[torch.Tensor | None, None]
     max_seqlen_q: Annotated[int | None, None]
     rope: Annotated[tuple[torch.Tensor, torch.Tensor] | None, None]
+    mask_mod: Annotated[MaskMod | None, None]
+    score_mod: Annotated[ScoreMod | None, None]
     pack_heads: Annotated[bool | None, None]
     config: Annotated[AttentionConfig | None, None]
 
@@ -235,6 +240,11 @@ def fields_of(
     rope = fields.pop("rope", None)
     if rope is not None:
         fields["cos"], fields["sin"] = _rope_tables(rope)
+    for name, trace in (("mask", trace_mask_mod), ("score", trace_score_mod)):
+        function = fields.pop(f"{name}_mod", None)
+        if function is not None:
+            mod = trace(function)
+            fields[f"{name}_mod"], fields[f"{name}_tables"] = mod.program, mod.tables
     if "q_offset" in fields:
         fields["q_offset"] = _offsets(fields["q_offset"], q, fields.get("cu_seqlens_q"))
     return fields

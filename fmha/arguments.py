@@ -32,6 +32,8 @@ class Arguments(Tuning, AttentionArguments):
 
     q_offset: always a tensor.
     cos, sin: the tables of `rope`.
+    mask_mod, score_mod: programs of `fmha.mods`, '' for none.
+    mask_tables, score_tables: tensors that the programs read.
     """
 
     q_scale: torch.Tensor | None = None
@@ -43,6 +45,10 @@ class Arguments(Tuning, AttentionArguments):
     max_seqlen_q: int | None = None
     normalize: bool = True
     pack_heads: bool | None = None
+    mask_mod: str = ""
+    score_mod: str = ""
+    mask_tables: tuple[torch.Tensor, ...] = ()
+    score_tables: tuple[torch.Tensor, ...] = ()
 
     @property
     def batch(self) -> int:

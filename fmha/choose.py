@@ -234,6 +234,8 @@ def plain_config(arguments: Arguments) -> AttentionConfig:
         pdl=arguments.pdl,
         out_dtype="" if o_dtype == arguments.own_o_dtype else INPUT_NAMES[o_dtype],
         out_scale=arguments.out_scale is not None,
+        mask_mod=arguments.mask_mod,
+        score_mod=arguments.score_mod,
         **{name: getattr(arguments, name) for name in TUNABLE},
     )
 

@@ -99,6 +99,7 @@ class Asked:
     group: query heads of a KV head that share query tiles, always all of them; 1 if none do.
     rope_dim: last dims of O that are rotated back by the position of their query; 0 for none.
     k_is_v: K and V are one tensor, whose tiles are loaded once for both products; Hopper only.
+    mask_mod, score_mod: programs of `fmha.mods` that hide keys and change scores; '' for none.
     pdl: launch dependents early, and wait for the previous kernel (programmatic dependent launch).
     """
 
@@ -127,6 +128,8 @@ class Asked:
     rope_dim: int = 0
     k_is_v: bool = False
     pdl: bool = False
+    mask_mod: str = ""
+    score_mod: str = ""
 
 
 @dataclass(frozen=True)
@@ -196,6 +199,16 @@ class AttentionConfig(Tuning, Asked):
     def out_bytes(self) -> int:
         """Bytes of one element of O."""
         return ITEM_BYTES[self.o_dtype]
+
+    @property
+    def has_mods(self) -> bool:
+        """Whether a function of positions hides keys or changes scores."""
+        return bool(self.mask_mod or self.score_mod)
+
+    @property
+    def scales_first(self) -> bool:
+        """Whether scores are scaled before they are changed, not within the exponential."""
+        return self.softcap or bool(self.score_mod)
 
     @property
     def even_rows(self) -> bool:
@@ -274,6 +287,10 @@ class AttentionConfig(Tuning, Asked):
             raise ValueError("a tree with a right edge: its words name the newest keys of a row")
         if self.tree and self.rope_dim:
             raise NotImplementedError("a tree with rope: rows are turned by their number")
+        if self.softcap and self.score_mod:
+            raise NotImplementedError(
+                "softcap with score_mod: write c * torch.tanh(score / c) into the function"
+            )
         if self.sink_tokens and not self.left:
             raise ValueError(
                 "sink_tokens without a left window: all rows see the first keys anyway"

@@ -126,6 +126,15 @@ class Work:
 
 
 @dataclass(frozen=True)
+class Spot:
+    """Arguments of a row for a function of positions, see `fmha.mods`."""
+
+    batch: Int32  # entry
+    head: Int32  # query head
+    position: Int32  # of the query among the keys of its entry, at least 0
+
+
+@dataclass(frozen=True)
 class Row:
     """Position of a query row, and the keys that it sees."""
 
@@ -135,6 +144,7 @@ class Row:
     end: Int32
     sink_end: Int32
     branch: Branch | None  # of the newest keys, those that the row sees; None for all
+    spot: Spot | None  # None without functions of positions
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Uint64
 
 from fmha.plan import AttentionPlan
-from fmha.shared.args import Globals, Order, Row, Scalars, Tables, Walk, Work
+from fmha.shared.args import Globals, Order, Row, Scalars, Spot, Tables, Walk, Work
 from kernelkit.device.online_softmax import Branch
 from kernelkit.trees import MAX_TOKENS
 
@@ -284,7 +284,7 @@ def row_of(
     if cutlass.const_expr(plan.layout.q_rows < plan.layout.rows):
         if row >= plan.layout.q_rows:
             token, head = work.q_length, work.head * config.group
-    begin, end, sink_end, branch = Int32(0), work.full_end, Int32(0), None
+    begin, end, sink_end, branch, spot = Int32(0), work.full_end, Int32(0), None, None
     depth = token
     if cutlass.const_expr(config.tree):
         branch = branch_of(plan, work, tensors, token)
@@ -296,7 +296,9 @@ def row_of(
         begin = row_begin(work, depth, scalars)
     if cutlass.const_expr(config.sink_tokens):
         sink_end = cutlass.min(scalars.sink_tokens, end)
-    return Row(token, head, begin, end, sink_end, branch)
+    if cutlass.const_expr(config.has_mods):
+        spot = Spot(work.batch, head, cutlass.max(work.offset + token, 0))
+    return Row(token, head, begin, end, sink_end, branch, spot)
 
 
 @cute.jit
