@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, overload
 
 import torch
 
+from fmha.blocks import block_lists
 from fmha.config import TUNABLE, AttentionConfig
 from fmha.launch import ATTENTION
 from fmha.mods import Mod, trace_mask_mod, trace_score_mod
@@ -53,6 +54,7 @@ class AttentionPlanOptions(SharedOptions, total=False):
     rope: Annotated[tuple[torch.Tensor, torch.Tensor] | None, None]
     mask_mod: Annotated[MaskMod | None, None]
     score_mod: Annotated[ScoreMod | None, None]
+    block_mask: Annotated[Any, None]
     pack_heads: Annotated[bool | None, None]
     config: Annotated[AttentionConfig | None, None]
 
@@ -240,6 +242,12 @@ def fields_of(
     rope = fields.pop("rope", None)
     if rope is not None:
         fields["cos"], fields["sin"] = _rope_tables(rope)
+    if fields.get("block_mask") is not None:
+        lists, function = block_lists(fields["block_mask"])
+        fields |= {each: getattr(lists, each) for each in vars(lists)}
+        if fields.get("mask_mod") is None:
+            fields["mask_mod"] = function
+    fields.pop("block_mask", None)
     for name, trace in (("mask", trace_mask_mod), ("score", trace_score_mod)):
         function = fields.pop(f"{name}_mod", None)
         if function is not None:

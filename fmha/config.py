@@ -100,6 +100,8 @@ class Asked:
     rope_dim: last dims of O that are rotated back by the position of their query; 0 for none.
     k_is_v: K and V are one tensor, whose tiles are loaded once for both products; Hopper only.
     mask_mod, score_mod: programs of `fmha.mods` that hide keys and change scores; '' for none.
+    block_rows, block_keys: sizes of the blocks of a block mask, whose lists are walked instead of
+        a range of keys; 0 for none.
     pdl: launch dependents early, and wait for the previous kernel (programmatic dependent launch).
     """
 
@@ -130,6 +132,8 @@ class Asked:
     pdl: bool = False
     mask_mod: str = ""
     score_mod: str = ""
+    block_rows: int = 0
+    block_keys: int = 0
 
 
 @dataclass(frozen=True)
@@ -204,6 +208,21 @@ class AttentionConfig(Tuning, Asked):
     def has_mods(self) -> bool:
         """Whether a function of positions hides keys or changes scores."""
         return bool(self.mask_mod or self.score_mod)
+
+    @property
+    def hides_all(self) -> bool:
+        """Whether a function may hide keys of any tile."""
+        return bool(self.mask_mod) and not self.block_keys
+
+    @property
+    def hides_blocks(self) -> bool:
+        """Whether a function hides keys of the tiles of listed blocks that are seen in part."""
+        return bool(self.mask_mod) and self.block_keys > 0
+
+    @property
+    def moves_all(self) -> bool:
+        """Whether functions of positions are evaluated in every tile."""
+        return self.hides_all or bool(self.score_mod)
 
     @property
     def scales_first(self) -> bool:

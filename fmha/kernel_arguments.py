@@ -30,6 +30,10 @@ class Tables:
     k_scale: Tensor | None = None  # (Hkv,)
     v_scale: Tensor | None = None  # (Hkv,)
     out_scale: Tensor | None = None  # (1,) fp32
+    block_counts: Tensor | None = None  # [B, H, query blocks], see `fmha.blocks.BlockLists`
+    block_indices: Tensor | None = None  # [B, H, query blocks, N]
+    full_counts: Tensor | None = None
+    full_indices: Tensor | None = None
     mask_mod: tuple[Tensor, ...] = ()  # tables of the functions, see `fmha.mods`
     score_mod: tuple[Tensor, ...] = ()
 

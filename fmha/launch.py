@@ -157,6 +157,10 @@ def _tables(arguments: Arguments, problem: Problem) -> Tables:
         k_scale=per_head(arguments.k_scale, problem.kv_heads),
         v_scale=per_head(arguments.v_scale, problem.kv_heads),
         out_scale=arguments.kernel_out_scale(),
+        block_counts=plain_table(arguments.block_counts),
+        block_indices=plain_table(arguments.block_indices),
+        full_counts=plain_table(arguments.full_counts),
+        full_indices=plain_table(arguments.full_indices),
         mask_mod=tuple(map(kernel_table, arguments.mask_tables)),
         score_mod=tuple(map(kernel_table, arguments.score_tables)),
     )

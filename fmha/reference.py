@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 
+from fmha.blocks import BlockLists, seen_blocks
 from fmha.config import FP8_RESCALE_LOG2, MAX_FP8_LOG2, MAX_RESCALE_LOG2
 from kernelkit.numerics.aligned_sums import aligned_product
 from kernelkit.numerics.definition import Numbers, attend, branches, divided, of_heads, saturated
@@ -73,6 +74,7 @@ class Options:
     cu_seqlens_q: Ints | None = None
     cu_seqlens_k: Ints | None = None
     tree: torch.Tensor | None = None
+    block_mask: BlockLists | None = None
     mask_mod: Callable[..., torch.Tensor] | None = None
     score_mod: Callable[..., torch.Tensor] | None = None
     page_table: torch.Tensor | None = None
@@ -194,6 +196,8 @@ def entries(
         if lens is not None:
             keys, values = keys[: lens[b]], values[: lens[b]]
         aligned = keys.shape[0] - queries.shape[0]
+        if options.block_mask is not None:
+            aligned = 0
         offset = aligned if offsets is None else offsets[b if len(offsets) > 1 else 0]
         words = options.tree
         if words is not None:
@@ -254,8 +258,12 @@ def _some_rows(
     the dtype that is computed in."""
     n_q, n_k = entry.q.shape[0], entry.k.shape[0]
     visible = visible_keys(n_q, n_k, entry.offset, options, rows, entry.q.device, entry.tree)
-    if options.mask_mod is not None:
-        seen = options.mask_mod(*entry.places(rows))
+    places = entry.places(rows)
+    seen = torch.ones_like(visible) if options.mask_mod is None else options.mask_mod(*places)
+    if options.block_mask is not None:
+        partial, full = _listed(entry, rows, options.block_mask)
+        seen = full | partial & seen
+    if options.mask_mod is not None or options.block_mask is not None:
         visible = (visible & seen).expand(entry.q.shape[1], *visible.shape)
     if io is None:
         return _exact_rows(entry, rows, visible, options)
@@ -271,6 +279,21 @@ def _exact_rows(
     if not options.normalize:
         o = o * torch.exp(exact.lse - _finite(exact.row_max))[..., None]
     return o, exact.lse, exact.row_max
+
+
+def _listed(entry: Entry, rows: slice, lists: BlockLists) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return bool [1 or Hq, rows, keys] of the blocks that are seen in part, and as a whole."""
+    (n_q, _, _), n_k, device = entry.q.shape, entry.k.shape[0], entry.q.device
+    row = torch.arange(n_q, device=device)[rows] // lists.block_rows
+    key = torch.arange(n_k, device=device) // lists.block_keys
+    found = []
+    for kind in ("block", "full"):
+        counts, indices = getattr(lists, f"{kind}_counts"), getattr(lists, f"{kind}_indices")
+        number = min(entry.number, counts.shape[0] - 1)
+        blocks = -(-n_k // lists.block_keys)
+        seen = seen_blocks(counts[number].to(device), indices[number].to(device), blocks) > 0
+        found.append(seen[:, row][:, :, key])
+    return found[0], found[1]
 
 
 def _change(

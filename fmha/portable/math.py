@@ -73,15 +73,17 @@ def prepare(
 ) -> None:
     """Apply softcap, functions of positions and mask to S of 16 rows of the team."""
     every, own = cute.size(scores), None
-    if cutlass.const_expr(plan.config.has_mods):
+    if cutlass.const_expr(plan.config.moves_all):
         own = own_lane(plan, seen.work, scope, seen.place, row_tile, Int32(0))
     if cutlass.const_expr(plan.config.scales_first):
         change(plan, scores, reference, own, scope, seen.key, 0, every)
-    if cutlass.const_expr(plan.config.mask_mod != ""):
+    if cutlass.const_expr(plan.config.hides_all):
         hide(plan, scores, reference, own, scope, seen.key, 0, every)
     for _ in cutlass.range(once(seen.masked), unroll=1):
         # Computed here: kept over the loop of key tiles, the row's numbers would cost registers.
         lane = own_lane(plan, seen.work, scope, seen.place, row_tile, Int32(0))
+        if cutlass.const_expr(plan.config.hides_blocks):
+            hide(plan, scores, reference, lane, scope, seen.key, 0, every)
         mask(plan, scores, reference, lane, seen.key, 0, every)
 
 

@@ -23,6 +23,8 @@ from kernelkit.device.fake import fake_tensor
 from kernelkit.device.pipelines import tma_group
 from kernelkit.plan import hw
 
+# Dimensions of the lists of a block mask.
+LISTS = {"block_counts": 3, "block_indices": 4, "full_counts": 3, "full_indices": 4}
 # Elements of tables of functions; bools are bytes.
 TABLE_TYPES = {
     "i32": Int32,
@@ -84,6 +86,9 @@ def _tables(config: AttentionConfig, q_heads: Any, kv_heads: Any) -> Tables:
             for kind, rank in kinds
         )
 
+    def lists(rank: int) -> Any:
+        return table(config.block_keys > 0, Int32, *(cute.sym_int32() for _ in range(rank)))
+
     rotated = config.rope_dim > 0
     return Tables(
         kv_lens=table(config.kv_lens, Int32),
@@ -99,6 +104,7 @@ def _tables(config: AttentionConfig, q_heads: Any, kv_heads: Any) -> Tables:
         k_scale=table(config.k_scale, Float32, kv_heads),
         v_scale=table(config.v_scale, Float32, kv_heads),
         out_scale=table(config.out_scale, Float32),
+        **{name: lists(rank) for name, rank in LISTS.items()},
         mask_mod=tables_of(config.mask_mod),
         score_mod=tables_of(config.score_mod),
     )

@@ -18,7 +18,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Uint64
 
 from fmha.plan import AttentionPlan
-from fmha.shared.args import Globals, Order, Row, Scalars, Spot, Tables, Walk, Work
+from fmha.shared.args import Globals, Lists, Order, Row, Scalars, Spot, Tables, Walk, Work
 from kernelkit.device.online_softmax import Branch
 from kernelkit.trees import MAX_TOKENS
 
@@ -128,6 +128,9 @@ def locate(plan: AttentionPlan, tensors: Globals, turn: Int32) -> Work:
     if cutlass.const_expr(config.q_offset):
         offset = tables.q_offset[batch]
         full_end = cutlass.max(cutlass.min(offset + q_length, kv_length), 0)
+    lists = None
+    if cutlass.const_expr(config.block_keys > 0):
+        lists = lists_of(plan, tables, q_block, head, batch)
     return Work(
         q_block=q_block,
         head=head,
@@ -140,7 +143,32 @@ def locate(plan: AttentionPlan, tensors: Globals, turn: Int32) -> Work:
         offset=offset,
         full_end=full_end,
         rank=rank,
+        lists=lists,
     )
+
+
+@cute.jit
+def lists_of(
+    plan: AttentionPlan, tables: Tables, q_block: Int32, head: Int32, batch: Int32
+) -> Lists:
+    """Return the blocks of keys that a block mask lists for a query block."""
+    block = q_block * plan.layout.block_tokens // plan.config.block_rows
+    partial, partial_count = list_of(tables.block_counts, tables.block_indices, block, head, batch)
+    full, full_count = list_of(tables.full_counts, tables.full_indices, block, head, batch)
+    return Lists(partial, partial_count, full, full_count)
+
+
+@cute.jit
+def list_of(
+    counts: cute.Tensor, indices: cute.Tensor, block: Int32, head: Int32, batch: Int32
+) -> tuple[cute.Tensor, Int32]:
+    """Return (list, its length) of a query block; a list of one entry or head serves all."""
+    last = tuple(size - 1 for size in counts.shape)
+    # Heads that share tiles share the list, so their number is no index.
+    b, h = cutlass.min(batch, last[0]), cutlass.min(head, last[1])
+    block = cutlass.min(block, last[2])
+    count = cutlass.max(cutlass.min(counts[b, h, block], cute.size(indices, mode=[3])), 0)
+    return indices[b, h, block, None], count
 
 
 @cute.jit
@@ -159,6 +187,8 @@ def plan_walk(plan: AttentionPlan, work: Work, scalars: Scalars) -> Walk:
     config, layout = plan.config, plan.layout
     tile = work.q_block * layout.block_tiles
     first = first_token(plan, tile)
+    if cutlass.const_expr(config.block_keys > 0):
+        return listed_walk(plan, work, first)
     last = first_token(plan, tile + layout.block_tiles - 1) + layout.box_tokens
     last = cutlass.min(last, work.q_length) - 1
     first_end, last_end = work.full_end, work.full_end
@@ -200,6 +230,47 @@ def plan_walk(plan: AttentionPlan, work: Work, scalars: Scalars) -> Walk:
         seen_end=last_end,
         tiles=right + left + sink + free_end - free_begin,
     )
+
+
+@cute.jit
+def listed_walk(plan: AttentionPlan, work: Work, first: Int32) -> Walk:
+    """Return the tiles of the blocks that a block mask lists for `work`, whose first query is
+    `first`."""
+    of_block, lists = plan.config.block_keys // plan.layout.tile_n, work.lists
+    masked, free = lists.partial_count * of_block, lists.full_count * of_block
+    if first >= work.q_length:
+        masked, free = Int32(0), Int32(0)
+    nothing = Int32(0)
+    return Walk(
+        origin=nothing,
+        right=nothing,
+        right_end=nothing,
+        left=nothing,
+        left_end=nothing,
+        sink=nothing,
+        free=free,
+        free_end=nothing,
+        masked=masked,
+        seen_end=work.kv_length,
+        tiles=masked + free,
+        lists=lists,
+    )
+
+
+@cute.jit
+def listed_key(plan: AttentionPlan, walk: Walk, step: Int32) -> Int32:
+    """Return the first key of the tile of step `step` of a listed walk."""
+    keys, tile_n = plan.config.block_keys, plan.layout.tile_n
+    of_block, lists = keys // tile_n, walk.lists
+    number, part = step // of_block, step % of_block
+    last = cute.size(lists.partial) - 1, cute.size(lists.full) - 1
+    block = Int32(0)
+    if step < walk.masked:
+        block = lists.partial[cutlass.min(number, last[0])]
+    else:
+        place = cutlass.max(cutlass.min(number - lists.partial_count, last[1]), 0)
+        block = lists.full[place]
+    return block * keys + part * tile_n
 
 
 @cute.jit
@@ -297,7 +368,10 @@ def row_of(
     if cutlass.const_expr(config.sink_tokens):
         sink_end = cutlass.min(scalars.sink_tokens, end)
     if cutlass.const_expr(config.has_mods):
-        spot = Spot(work.batch, head, cutlass.max(work.offset + token, 0))
+        position = token  # with a block mask queries count from 0
+        if cutlass.const_expr(config.block_keys == 0):
+            position = cutlass.max(work.offset + token, 0)
+        spot = Spot(work.batch, head, position)
     return Row(token, head, begin, end, sink_end, branch, spot)
 
 
@@ -321,6 +395,8 @@ def angle_row(work: Work, token: Int32, tables: Tables) -> Int32:
 @cute.jit
 def first_key(plan: AttentionPlan, walk: Walk, step: Int32) -> Int32:
     """Return the first key of the tile of step `step` of the walk, 0 <= step < walk.tiles."""
+    if cutlass.const_expr(plan.config.block_keys > 0):
+        return listed_key(plan, walk, step)
     tile, origin = walk.right_end - 1 - step, walk.origin
     if cutlass.const_expr(plan.config.left):
         if step >= walk.right:

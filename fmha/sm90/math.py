@@ -305,14 +305,16 @@ class Math:
         """Apply softcap, functions of positions and mask to elements [begin, end) of S."""
         plan, scores, reference = self.plan, tile.scores, tile.reference
         first = Int32(0)
-        if cutlass.const_expr(plan.config.has_mods):
+        if cutlass.const_expr(plan.config.moves_all):
             first = first_key(plan, walk, step)
         if cutlass.const_expr(plan.config.scales_first):
             change(plan, scores, reference, lane, scope, first, begin, end)
-        if cutlass.const_expr(plan.config.mask_mod != ""):
+        if cutlass.const_expr(plan.config.hides_all):
             hide(plan, scores, reference, lane, scope, first, begin, end)
         if step < walk.masked:
             key = first_key(plan, walk, step)
+            if cutlass.const_expr(plan.config.hides_blocks):
+                hide(plan, scores, reference, lane, scope, key, begin, end)
             mask(plan, scores, reference, lane, key, begin, end)
 
     @cute.jit

@@ -75,11 +75,11 @@ def problems_of(options: argparse.Namespace) -> Iterator[tuple[str, Problem]]:
 def _recipes(plain: Problem, options: argparse.Namespace) -> Iterator[Problem]:
     """The problem with each recipe of --mask; a tree has its own number of queries."""
     for mask in options.mask:
-        name, _, tokens = mask.partition(":")
-        if tokens:
-            yield of_recipe(dataclasses.replace(plain, sq=int(tokens)), name)
-        elif name in RECIPES:
-            yield of_recipe(plain, name)
+        name, _, number = mask.partition(":")
+        if name == "tree":
+            yield of_recipe(dataclasses.replace(plain, sq=int(number)), name)
+        elif number or name in RECIPES:
+            yield of_recipe(plain, mask)
 
 
 def _typed(problem: Problem, options: argparse.Namespace) -> Problem:

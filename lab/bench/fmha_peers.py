@@ -18,6 +18,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from fmha import attention
+from fmha.blocks import block_lists
 from fmha.config import FP8, AttentionConfig
 from fmha.mods import trace_mask_mod, trace_score_mod
 from lab.bench.gqa_peers import MAX_ERROR, WORKSPACE_BYTES, error_of
@@ -40,8 +41,9 @@ class Problem:
     window: number of keys visible before the query's position, None for all.
     sinks: whether a learned logit per query head joins the denominator.
     k_is_v: whether v is the same tensor as k.
-    recipe: mask or scores by a function of positions, of `lab.tools.groups.RECIPES`, or 'tree' for
-        queries that are a tree of draft tokens; '' for none. `causal` is that of the recipe.
+    recipe: mask or scores by a function of positions, of `lab.tools.groups.RECIPES`; 'tree' for
+        queries that are a tree of draft tokens; 'sparse:25' for lists of 25 % of all blocks, drawn
+        at random; '' for none. `causal` is that of the recipe.
     """
 
     batch: int
@@ -86,10 +88,19 @@ class Problem:
         return "causal" if self.causal else "full"
 
     @property
+    def share(self) -> float:
+        """Share of all blocks that a random list has; 0 for other masks."""
+        name, _, percent = self.recipe.partition(":")
+        return int(percent) / 100 if name == "sparse" else 0.0
+
+    @property
     def flop(self) -> int:
         """Operations of both products: a square causal problem counts as half, as benchmarks have
-        it, all others by the pairs that are seen. A recipe counts as the mask without it."""
-        if self.recipe and self.causal:
+        it, all others by the pairs that are seen. A recipe counts as the mask without it, but for
+        lists of blocks."""
+        if self.share:
+            pairs = self.sq * self.skv * self.share
+        elif self.recipe and self.causal:
             pairs = self.sq * self.skv / 2
         elif self.recipe or self.mask == "full":
             pairs = float(self.sq * self.skv)
@@ -159,6 +170,12 @@ def _trees() -> tuple[Problem, ...]:
     )
 
 
+def _sparse() -> tuple[Problem, ...]:
+    """Random lists of blocks, and all blocks beside them."""
+    sizes = itertools.product((8192, 32768), ("", "sparse:50", "sparse:25", "sparse:10"))
+    return tuple(of_recipe(Problem(1, s, s, 16, 16, 128, 128), recipe) for s, recipe in sizes)
+
+
 CAUSAL_RECIPES = ("document", "alibi", "chunks")
 ROWS = {
     "anchor": _anchor(),
@@ -169,12 +186,14 @@ ROWS = {
     "e4m3": _all_fp8(),
     "masks": _masks(),
     "trees": _trees(),
+    "sparse": _sparse(),
     "hd512": tuple(
         Problem(1, 8192, 8192, 64, 1, 512, 512, causal=True, k_is_v=same) for same in (False, True)
     ),
 }
 
 
+BLOCKS = (128, 128)  # queries and keys of a block of a block mask
 SAMPLED = 128  # query rows of a head that are computed exactly
 INPUTS = "q, k, v and sinks standard normal, rounded to their dtype"
 OURS = "fmha"
@@ -356,9 +375,14 @@ def _options_of_recipe(problem: Problem, device: torch.device) -> dict[str, Any]
     """Return our arguments for a problem with a recipe."""
     if problem.recipe == "tree":
         return {"tree": _tree_words(problem, device).expand(problem.batch, -1).contiguous()}
+    if problem.share:
+        lists, _ = block_lists(_random_blocks(problem, device))
+        return {"block_mask": lists}
     recipe, given = _recipe(problem, device), {}
     if recipe.mask_mod is not None:
-        given["mask_mod"] = trace_mask_mod(recipe.mask_mod)
+        given["mask_mod"] = trace_mask_mod(_mask_of_rows(problem, recipe))
+        given["block_mask"], _ = block_lists(_block_mask(problem, recipe, BLOCKS, device))
+        given["causal"] = False  # part of the mask and its blocks
     if recipe.score_mod is not None:
         given["score_mod"] = trace_score_mod(recipe.score_mod)
     return given
@@ -399,6 +423,9 @@ def fa4(problem: Problem, inputs: Inputs) -> Launch:
 
 def _fa4_recipe(problem: Problem, inputs: Inputs) -> dict[str, Any]:
     """Return FlashAttention-4's functions, tables and lists of blocks for a recipe."""
+    if problem.share:
+        blocks = _random_blocks(problem, inputs.q.device)
+        return {"block_sparse_tensors": flash4_masks.block_lists(blocks, BLOCKS[0])}
     recipe = _recipe(problem, inputs.q.device)
     sizes = {"offset": problem.skv - problem.sq, "causal": problem.causal, **recipe.numbers}
     given: dict[str, Any] = flash4_masks.functions(problem.recipe, sizes)
@@ -411,20 +438,37 @@ def _fa4_recipe(problem: Problem, inputs: Inputs) -> dict[str, Any]:
     return given | {"block_sparse_tensors": flash4_masks.block_lists(mask, rows)}
 
 
+def _random_blocks(problem: Problem, device: torch.device) -> Any:
+    """Return a BlockMask of whole blocks, drawn at random for each head."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    rows, keys = (-(-n // size) for n, size in zip((problem.sq, problem.skv), BLOCKS, strict=True))
+    generator = torch.Generator(device).manual_seed(0)
+    shape, count = (1, problem.q_heads, rows), max(round(keys * problem.share), 1)
+    order = torch.rand(*shape, keys, generator=generator, device=device).argsort(-1)
+    first = order[..., :count].sort(-1).values
+    indices = torch.cat((first, order[..., count:]), -1).int()
+    none = torch.zeros(shape, dtype=torch.int32, device=device)
+    full = torch.full_like(none, count)
+    sizes = (problem.sq, problem.skv)
+    return BlockMask.from_kv_blocks(none, indices, full, indices, BLOCKS, seq_lengths=sizes)
+
+
 def _block_mask(
     problem: Problem, recipe: Recipe, block: tuple[int, int], device: torch.device
 ) -> Any:
     """Return FlexAttention's BlockMask of a recipe, the same for all heads."""
     from torch.nn.attention.flex_attention import create_block_mask
 
+    mask, sizes = _mask_of_rows(problem, recipe), (problem.batch, None, problem.sq, problem.skv)
+    return create_block_mask(mask, *sizes, device=device, BLOCK_SIZE=block, _compile=True)
+
+
+def _mask_of_rows(problem: Problem, recipe: Recipe) -> Callable[..., Any]:
+    """Return the whole mask as a function of queries that count from 0."""
     offset, whole = problem.skv - problem.sq, recipe.whole_mask
     assert whole is not None
-
-    def mask(b: Any, h: Any, q: Any, k: Any) -> Any:
-        return whole(b, h, q + offset, k)
-
-    sizes = (problem.batch, None, problem.sq, problem.skv)
-    return create_block_mask(mask, *sizes, device=device, BLOCK_SIZE=block, _compile=True)
+    return lambda b, h, q, k: whole(b, h, q + offset, k)
 
 
 def flex(problem: Problem, inputs: Inputs) -> Launch:
@@ -434,10 +478,14 @@ def flex(problem: Problem, inputs: Inputs) -> Launch:
     _without(problem, "window", "sinks")
     torch.compiler.reset()  # else the shapes of a run end at the limit of recompilations
     offset = problem.skv - problem.sq
-    recipe = _recipe(problem, inputs.q.device) if problem.recipe else Recipe(causal=problem.causal)
+    recipe, named = Recipe(causal=problem.causal), problem.recipe and not problem.share
+    if named:
+        recipe = _recipe(problem, inputs.q.device)
     given: dict[str, Any] = {"enable_gqa": problem.q_heads != problem.kv_heads}
-    if recipe.whole_mask is not None:
-        given["block_mask"] = _block_mask(problem, recipe, (128, 128), inputs.q.device)
+    if problem.share:
+        given["block_mask"] = _random_blocks(problem, inputs.q.device)
+    elif recipe.whole_mask is not None:
+        given["block_mask"] = _block_mask(problem, recipe, BLOCKS, inputs.q.device)
     score = recipe.score_mod
     if score is not None:
         given["score_mod"] = lambda s, b, h, q, k: score(s, b, h, q + offset, k)

@@ -23,7 +23,7 @@ MASKS = {
 }
 OWN_DIMS = (64, 128)
 # of lab.bench.fmha_peers, which imports torch
-ROWS = ("anchor", "gpt-oss", "gqa", "mla", "fp8", "e4m3", "masks", "trees", "hd512")
+ROWS = ("anchor", "gpt-oss", "gqa", "mla", "fp8", "e4m3", "masks", "trees", "sparse", "hd512")
 FMHA_PEERS = (
     *("fmha", "mma.sync", "fa4", "flex", "fa3", "cudnn-graph", "cudnn-graph-e4m3", "cudnn", "fa2"),
     "flashinfer",
@@ -56,12 +56,13 @@ def tuning(text: str) -> dict[str, int]:
 
 
 def mask(text: str) -> str:
-    """Argument type: a mask, a recipe, or 'tree:N'."""
-    name, _, tokens = text.partition(":")
-    is_tree = name == "tree" and tokens.isdecimal() and 1 <= int(tokens) <= MAX_TOKENS
-    if text not in (*MASKS, *RECIPES) and not is_tree:
-        names = ", ".join((*MASKS, *RECIPES))
-        raise argparse.ArgumentTypeError(f"{text!r}: one of {names}, tree:1 to tree:{MAX_TOKENS}")
+    """Argument type: a mask, a recipe, 'tree:N' or 'sparse:P'."""
+    name, _, number = text.partition(":")
+    most = {"tree": MAX_TOKENS, "sparse": 100}.get(name, 0)
+    is_numbered = number.isdecimal() and 1 <= int(number) <= most
+    if text not in (*MASKS, *RECIPES) and not is_numbered:
+        names = ", ".join((*MASKS, *RECIPES, f"tree:1 to tree:{MAX_TOKENS}"))
+        raise argparse.ArgumentTypeError(f"{text!r}: one of {names}, sparse:1 to sparse:100")
     return text
 
 
@@ -82,7 +83,7 @@ def add_fmha(parser: argparse.ArgumentParser) -> None:
     add(group, "head-dim", words, (), shown=f"{' '.join(map(str, OWN_DIMS))}, and all", **some)
     some = {"type": mask, "nargs": "+", "metavar": "MASK", "shown": "all but recipes"}
     names = ", ".join((*MASKS, *RECIPES))
-    words = f"masks: {names}, or tree:N for N draft tokens; recipes are those of docs/masks.md"
+    words = f"masks: {names}, tree:N for N draft tokens, or sparse:P for P %% of all blocks"
     add(group, "mask", words, (), **some)
     dtypes = {"choices": (*IO_DTYPES, FP8), "shown": "of the set, bf16 with --shape"}
     add(group, "dtype", "dtype of q, k and v", "", **dtypes)

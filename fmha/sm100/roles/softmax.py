@@ -205,7 +205,7 @@ class Softmax:
                 if not is_first:
                     row_state.advance()
                 first = None
-                if cutlass.const_expr(plan.config.has_mods):
+                if cutlass.const_expr(plan.config.moves_all):
                     first = first_key(plan, walk, step)
                 tile = Step(s_state, row_state, o_state, is_first, None, first)
                 row_max, row_sum, shift = self.do_tile(lane, row_max, row_sum, shift, tile)
@@ -379,7 +379,7 @@ class Softmax:
         if cutlass.const_expr(config.softcap):
             softcap_scores(lane.scores, lane.scalars.softcap_log2)
         if cutlass.const_expr(step.first is not None):
-            self.apply_functions(lane, step.first)
+            self.apply_functions(lane, step.first, step.key is not None)
         if cutlass.const_expr(step.key is not None):
             self.mask(lane, step.key)
         top = top_score(lane.scores, row_max)
@@ -432,8 +432,11 @@ class Softmax:
         tmem.wait_loads()
 
     @cute.jit
-    def apply_functions(self, lane: Lane, key: Int32) -> None:
-        """Apply the score_mod and the mask_mod to the tile from `key` on."""
+    def apply_functions(self, lane: Lane, key: Int32, masked: cutlass.Constexpr) -> None:
+        """Apply the score_mod and the mask_mod to the tile from `key` on.
+
+        masked: whether the tile needs a mask; if not, a block mask may list it as seen.
+        """
         config, spots = self.plan.config, (lane.row.spot,)
         first = key + lane.row.half * self.plan.layout.lane_columns
         view = RowView(1, 0, cute.size(lane.scores))
@@ -441,7 +444,7 @@ class Softmax:
             program, tables = parsed(config.score_mod), lane.tables.score_mod
             scale = lane.scalars.softcap_log2
             change_scores(program, lane.scores, spots, tables, first, scale, view)
-        if cutlass.const_expr(config.mask_mod != ""):
+        if cutlass.const_expr(config.hides_all or (config.hides_blocks and masked)):
             program, tables = parsed(config.mask_mod), lane.tables.mask_mod
             hide_scores(program, lane.scores, spots, tables, first, -Float32.inf, view)
 
