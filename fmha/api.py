@@ -39,6 +39,13 @@ OTHER_NAMES = SHARED_NAMES | {
     "num_splits": "drop it: split keys yourself and merge, or use gqa_lowlatency.decode(parts=)",
     "cache_leftpad": "gqa_lowlatency.decode has first_keys=",
     "pack_gqa": "pack_heads",
+    "attn_mask": "write it as mask_mod, see docs/masks.md",
+    "custom_mask": "write it as mask_mod, see docs/masks.md",
+    "attn_bias": "write it as score_mod, see docs/masks.md",
+    "alibi_slopes": "write it as score_mod, see docs/masks.md",
+    "attention_chunk": "write it as mask_mod, see docs/masks.md",
+    "block_sparse_tensors": "block_mask",
+    "aux_tensors": "drop it: mask_mod and score_mod read tensors of their closure",
 }
 
 
@@ -127,6 +134,22 @@ def attention(
             hold numbers, seen or not. The window's position of a query is q_offset plus the number
             of earlier queries that it sees, its depth. `kernelkit.trees` makes words of parents or
             of a mask.
+        mask_mod: a function (b, h, q, k) that says whether query head h of entry b sees position k
+            from position q, among the keys that other masks leave; q is at least 0. It is traced
+            into the kernel: operators and functions of torch instead of Python's `if`, `and`, `or`
+            and `not`. Tensors that it reads by index are read in place; indices are clamped to
+            their shape. Values of keys that only a function hides are finite. A function is traced
+            by every call; `fmha.trace_mask_mod` does it once. See docs/masks.md.
+        score_mod: a function (score, b, h, q, k) of scale q.k that returns the score to use
+            instead, in natural-log units, -inf to hide the key; `fmha.trace_score_mod` traces it
+            once. It replaces softcap.
+        block_mask: lists of key blocks that blocks of queries see as a whole or in part:
+            FlexAttention's BlockMask, FlashAttention-4's block-sparse tensors, or
+            `fmha.BlockLists`. Only listed blocks are read. A mask_mod, by default that of the
+            BlockMask, is applied in blocks that are seen in part. Functions then count queries
+            from 0. Sizes of blocks are multiples of the kernel's tiles, 128 x 128 fits all. q, k
+            and v are dense, and there is no other mask. A GPU does not check the numbers: a block
+            is listed once, and one that ends behind the last key is seen in part.
         sink_tokens: number of first keys that are visible in addition to a left window.
         softcap: c > 0 turns a score s into c tanh(s / c); None or 0 does not.
         sinks: [Hq], any floating dtype, for each head a logit whose value is zero, below +inf; fp32

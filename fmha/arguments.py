@@ -100,7 +100,7 @@ class Arguments(Tuning, AttentionArguments):
         _check_sizes(self, capacity)
         _check_tables(self)
         _check_options(self)
-        if self.block_keys:
+        if self.block_counts is not None:
             _check_blocks(self)
         if q.device.type == "cpu":
             _check_contents(self, capacity)

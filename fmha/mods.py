@@ -185,6 +185,11 @@ def _traced(name: str, function: Any, arguments: Sequence[str], kind: str) -> Mo
         return function
     if not callable(function):
         raise TypeError(f"{name} is {type(function).__name__}, expected a function")
+    if torch.compiler.is_compiling():
+        raise TypeError(
+            f"{name} within torch.compile: trace it before, mod = fmha.trace_{name}(function), and "
+            "pass mod"
+        )
     try:
         inspect.signature(function).bind(*arguments)
     except TypeError as error:
@@ -323,6 +328,8 @@ class Tracer:
             return self.emit(BOOL, operation, *self.alike(*values))
         if operation in NUMERIC:
             pair = self.alike(*values)
+            if operation in ("add", "sub") and pair[0].kind == INT and pair[1].constant == 0:
+                return pair[0]
             return self.emit(pair[0].kind, operation, *pair)
         if operation in OF_FLOAT:
             return self.emit(FLOAT, operation, *map(self.to_float, map(self.symbol, values)))

@@ -25,7 +25,7 @@ from lab.bench.gqa_peers import MAX_ERROR, WORKSPACE_BYTES, error_of
 from lab.bench.peers import cudnn_graph, flash3, flash4_masks
 from lab.bench.peers.run import versions
 from lab.problems.attention import DTYPES
-from lab.problems.masks import Recipe, recipe_of
+from lab.problems.masks import Recipe, recipe_of, shifted
 from lab.problems.trees import words_of_tree
 from lab.tools.groups import RECIPES, spelt
 
@@ -466,9 +466,9 @@ def _block_mask(
 
 def _mask_of_rows(problem: Problem, recipe: Recipe) -> Callable[..., Any]:
     """Return the whole mask as a function of queries that count from 0."""
-    offset, whole = problem.skv - problem.sq, recipe.whole_mask
-    assert whole is not None
-    return lambda b, h, q, k: whole(b, h, q + offset, k)
+    mask = shifted(recipe.whole_mask, problem.skv - problem.sq)
+    assert mask is not None
+    return mask
 
 
 def flex(problem: Problem, inputs: Inputs) -> Launch:

@@ -19,7 +19,7 @@ from kernelkit.call.launch import emulation
 from kernelkit.numerics import tolerance
 from lab.flags.attention import OPTIONS
 from lab.problems import extremes
-from lab.problems.masks import recipe_of
+from lab.problems.masks import Recipe, lists_of, recipe_of, shifted
 from lab.problems.trees import words_of_tree
 from ptxemu import Options
 from ptxemu.check.text import render
@@ -67,6 +67,8 @@ class Case(Tuning):  # type: ignore[misc, valid-type]
     tree: kind of words of the queries, one of `lab.tools.groups.TREES`; '' for none.
     mask: recipe of functions of positions, one of `lab.tools.groups.RECIPES`; '' for none. It is
         causal only if `causal` says so.
+    blocks: size of the blocks of a block mask, which has the causal mask and the recipe, or without
+        both whole blocks at random; 0 for none.
     tokens_first: whether tokens, not heads, come first in memory.
     scales: whether each head of an e4m3 tensor has a scale.
     k_is_v: whether V is the same tensor as K.
@@ -86,6 +88,7 @@ class Case(Tuning):  # type: ignore[misc, valid-type]
     window: tuple[int | None, int | None] = (None, None)
     tree: str = ""
     mask: str = ""
+    blocks: int = 0
     sink_tokens: int = 0
     softcap: float = 0.0
     sinks: bool = False
@@ -123,6 +126,7 @@ class Case(Tuning):  # type: ignore[misc, valid-type]
         if self.window != (None, None):
             parts += ["w{}.{}".format(*("-" if side is None else side for side in self.window))]
         parts += [self.tree] * bool(self.tree) + [self.mask] * bool(self.mask)
+        parts += [f"blocks{self.blocks}"] * bool(self.blocks)
         for name, value in (
             ("first", self.sink_tokens),
             ("cap", self.softcap),
@@ -169,7 +173,7 @@ class Case(Tuning):  # type: ignore[misc, valid-type]
             self.dims, self.dtype, self.out_dtype, self.out_scale > 0, self.normalize,
             self.causal or self.window[1] is not None, self.window[0] is not None,
             self.tree != "", self._mask_key(), self.sink_tokens > 0, self.softcap > 0, self.sinks,
-            self.q_offset is not None,
+            self.blocks, self.q_offset is not None,
             self.q_lens is not None, self.k_lens is not None, self.kv_lens is not None,
             self.page_size, self.rope_dim, self.pack_heads,
             *(getattr(self, option.name) for option in OPTIONS),
@@ -340,12 +344,19 @@ class Case(Tuning):  # type: ignore[misc, valid-type]
         return options
 
     def functions(self, device: torch.device | str = "cpu") -> dict[str, Any]:
-        """Functions of positions, whose tables are on a device."""
-        if not self.mask:
-            return {}
+        """Functions of positions and lists of blocks, whose tensors are on a device."""
         ends = [start + n for start, n in zip(self.offsets, self.queries, strict=True)]
-        found = recipe_of(self.mask, self.batch, self.heads[0], max(*ends, *self.keys, 1), device)
-        named = {"mask_mod": found.mask_mod, "score_mod": found.score_mod}
+        found = Recipe()
+        if self.mask:
+            positions = max(*ends, *self.keys, 1)
+            found = recipe_of(self.mask, self.batch, self.heads[0], positions, device)
+        mask, named = found.mask_mod, {"score_mod": found.score_mod}
+        if self.blocks:
+            mask = shifted(replace(found, causal=self.causal).whole_mask, self.skv - self.sq)
+            shape = (self.batch, self.heads[0], self.sq, self.skv)
+            named["block_mask"] = lists_of(mask, shape, self.blocks, device)
+            named["causal"] = False
+        named["mask_mod"] = mask
         return {name: function for name, function in named.items() if function is not None}
 
     def _words_of_tree(self) -> torch.Tensor:

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn.attention.flex_attention import create_block_mask
 
+from fmha.blocks import BlockLists, block_lists
 from lab.tools.groups import RECIPES
 
 Function = Callable[..., Any]
@@ -43,6 +45,34 @@ class Recipe:
         if mask is None:
             return causal_mask
         return lambda b, h, q, k: mask(b, h, q, k) & (k <= q)
+
+
+def lists_of(
+    mask: Function | None, shape: tuple[int, int, int, int], size: int, device: torch.device | str
+) -> BlockLists:
+    """Return the lists of blocks of `size` x `size`.
+
+    mask: a function of queries that count from 0, whose lists all heads share; None for whole
+        blocks at random, other ones for each head, that do not end behind the last key.
+    shape: entries, heads, queries and keys.
+    """
+    entries, heads, queries, keys = shape
+    if mask is not None:
+        sizes = (entries, None, queries, keys)
+        return block_lists(create_block_mask(mask, *sizes, device=device, BLOCK_SIZE=size))[0]
+    generator, rows = torch.Generator().manual_seed(queries + keys), -(-queries // size)
+    whole = max(keys // size, 1)
+    order = torch.rand(entries, heads, rows, whole, generator=generator).argsort(-1)
+    counts = torch.randint(0, keys // size + 1, order.shape[:3], generator=generator)
+    counts, order = counts.int().to(device), order.int().to(device)
+    return BlockLists(torch.zeros_like(counts), order, counts, order, size, size)
+
+
+def shifted(mask: Function | None, offset: int) -> Function | None:
+    """Return a mask of queries that count from 0, where the first one has position `offset`."""
+    if mask is None:
+        return None
+    return lambda b, h, q, k: mask(b, h, q + offset, k)
 
 
 def causal_mask(b: Any, h: Any, q: Any, k: Any) -> Any:

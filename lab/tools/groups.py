@@ -164,6 +164,8 @@ def add_visibility(group: argparse._ArgumentGroup, *, causal: bool, recipes: boo
     words = "mask or scores by a function of positions, a recipe of docs/masks.md"
     if recipes:
         add(group, "mask", words, "", shown="none", choices=RECIPES)
+        words = "size of the blocks of a block mask: of the mask, or random ones without a mask"
+        add(group, "blocks", words, 0, type=count, shown="none")
     add(
         group, "sink-tokens", "first keys that are visible in addition to the window", 0, type=count
     )
