@@ -267,7 +267,8 @@ def fields_of(
         fields["cos"], fields["sin"] = _rope_tables(rope)
     if fields.get("block_mask") is not None:
         lists, function = block_lists(fields["block_mask"])
-        fields |= {each: getattr(lists, each) for each in vars(lists)}
+        given = dict(vars(lists))
+        fields |= {"block_order": given.pop("order"), **given}
         if fields.get("mask_mod") is None:
             fields["mask_mod"] = function
     fields.pop("block_mask", None)

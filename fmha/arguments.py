@@ -35,7 +35,7 @@ class Arguments(Tuning, AttentionArguments):
     cos, sin: the tables of `rope`.
     mask_mod, score_mod: programs of `fmha.mods`, '' for none.
     mask_tables, score_tables: tensors that the programs read.
-    block_counts to block_keys: see `fmha.blocks.BlockLists`; None and 0 without a block mask.
+    block_counts to block_order: see `fmha.blocks.BlockLists`; None and 0 without a block mask.
     """
 
     q_scale: torch.Tensor | None = None
@@ -57,6 +57,7 @@ class Arguments(Tuning, AttentionArguments):
     full_indices: torch.Tensor | None = None
     block_rows: int = 0
     block_keys: int = 0
+    block_order: torch.Tensor | None = None
 
     @property
     def batch(self) -> int:
@@ -229,11 +230,12 @@ def _check_blocks(arguments: Arguments) -> None:
         require_table(f"{kind}_counts", counts, torch.int32, (None, None, None))
         require_table(f"{kind}_indices", indices, torch.int32, (*counts.shape, None))
         b, h, n = counts.shape
-        if b not in (1, batch) or h not in (1, heads) or n < blocks or not indices.shape[-1]:
+        if b not in (1, batch) or h not in (1, heads) or n != blocks or not indices.shape[-1]:
             raise ValueError(
                 f"block_mask with lists of shape {tuple(indices.shape)}: expected [1 or {batch}, "
                 f"1 or {heads}, {blocks}, at least 1] for blocks of {rows} x {keys}"
             )
+    require_table("order", arguments.block_order, torch.int32, (None, None, blocks))
     if arguments.pack_heads and arguments.heads_of_blocks > 1:
         raise NotImplementedError("pack_heads with a block_mask for each head: heads share tiles")
     if arguments.on_host:
@@ -256,6 +258,10 @@ def _check_lists(arguments: Arguments) -> None:
                 "the last key is seen in part"
             )
         seen.append(seen_blocks(counts, indices, max(blocks, 1)))
+    order = arguments.block_order
+    assert order is not None
+    if (order.sort(-1).values != torch.arange(order.shape[-1])).any():
+        raise ValueError("order of a block_mask: each block of queries once")
     if (seen[0] + seen[1] > 1).any():
         raise ValueError("block_mask with a block of keys that is listed twice")
 

@@ -8,7 +8,7 @@ as they are. Both count queries from 0.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,8 @@ class BlockLists:
     full_indices: [B, H, query blocks, N], these blocks first.
     block_rows: queries of a block.
     block_keys: keys of a block.
+    order: [B, H, query blocks], numbers of the query blocks, those with the most blocks first, so
+        that all CTAs end at the same time; None for those that `block_lists` is to find.
     """
 
     block_counts: torch.Tensor
@@ -36,6 +38,7 @@ class BlockLists:
     full_indices: torch.Tensor
     block_rows: int
     block_keys: int
+    order: torch.Tensor | None = None
 
 
 def block_lists(mask: Any) -> tuple[BlockLists, Callable[..., Any] | None]:
@@ -44,11 +47,13 @@ def block_lists(mask: Any) -> tuple[BlockLists, Callable[..., Any] | None]:
     mask: FlexAttention's BlockMask, FlashAttention-4's block-sparse tensors, or BlockLists. Only
         the first brings a function.
 
+    Keep the lists for later calls: finding the order takes a few small kernels on a GPU.
+
     Raises:
         TypeError: for anything else.
     """
     if isinstance(mask, BlockLists):
-        return mask, None
+        return _ordered(mask), None
     for names in (FLEX, FLASH):
         if all(hasattr(mask, name) for name in names):
             break
@@ -62,7 +67,21 @@ def block_lists(mask: Any) -> tuple[BlockLists, Callable[..., Any] | None]:
         full_counts, full_indices = torch.zeros_like(counts), indices
     sizes = getattr(mask, "BLOCK_SIZE" if names is FLEX else "block_size", None) or FLASH_BLOCK
     function = getattr(mask, "mask_mod", None) if names is FLEX else None
-    return BlockLists(counts, indices, full_counts, full_indices, *sizes), function
+    lists = BlockLists(counts, indices, full_counts, full_indices, *sizes)
+    return _ordered(lists), function
+
+
+def _ordered(lists: BlockLists) -> BlockLists:
+    """Return the lists with an order of the query blocks."""
+    counts, full_counts = lists.block_counts, lists.full_counts
+    if lists.order is not None or not all(
+        isinstance(n, torch.Tensor) for n in (counts, full_counts)
+    ):
+        return lists  # what is no tensor is refused by the operator
+    if counts.ndim != 3 or full_counts.ndim != 3 or counts.shape[-1] != full_counts.shape[-1]:
+        return lists  # refused with the shapes
+    order = torch.argsort(counts + full_counts, dim=-1, descending=True, stable=True)
+    return replace(lists, order=order.int())
 
 
 def seen_blocks(counts: torch.Tensor, indices: torch.Tensor, blocks: int) -> torch.Tensor:

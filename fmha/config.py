@@ -232,9 +232,9 @@ class AttentionConfig(Tuning, Asked):
     @property
     def even_rows(self) -> bool:
         """Whether all rows see about as many keys: all without a right edge, a window with two
-        edges.
+        edges. Blocks of a block mask do not.
         """
-        return not self.right or self.left
+        return not self.block_keys and (not self.right or self.left)
 
     @property
     def ragged_keys(self) -> bool:

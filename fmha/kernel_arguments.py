@@ -34,6 +34,7 @@ class Tables:
     block_indices: Tensor | None = None  # [B, H, query blocks, N]
     full_counts: Tensor | None = None
     full_indices: Tensor | None = None
+    block_order: Tensor | None = None  # [B, H, query blocks]
     mask_mod: tuple[Tensor, ...] = ()  # tables of the functions, see `fmha.mods`
     score_mod: tuple[Tensor, ...] = ()
 

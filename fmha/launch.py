@@ -161,6 +161,7 @@ def _tables(arguments: Arguments, problem: Problem) -> Tables:
         block_indices=plain_table(arguments.block_indices),
         full_counts=plain_table(arguments.full_counts),
         full_indices=plain_table(arguments.full_indices),
+        block_order=plain_table(arguments.block_order),
         mask_mod=tuple(map(kernel_table, arguments.mask_tables)),
         score_mod=tuple(map(kernel_table, arguments.score_tables)),
     )

@@ -24,7 +24,13 @@ from kernelkit.device.pipelines import tma_group
 from kernelkit.plan import hw
 
 # Dimensions of the lists of a block mask.
-LISTS = {"block_counts": 3, "block_indices": 4, "full_counts": 3, "full_indices": 4}
+LISTS = {
+    "block_counts": 3,
+    "block_indices": 4,
+    "full_counts": 3,
+    "full_indices": 4,
+    "block_order": 3,
+}
 # Elements of tables of functions; bools are bytes.
 TABLE_TYPES = {
     "i32": Int32,
@@ -130,6 +136,8 @@ class Forward:
             entries = cute.size(tables.cu_seqlens_q) - 1
         tiles = cute.ceil_div(given.longest, layout.box_tokens) * layout.head_parts
         blocks = cute.ceil_div(tiles, layout.block_tiles)
+        if cutlass.const_expr(config.block_keys > 0):  # whole blocks of the block mask
+            blocks = cute.ceil_div(given.longest, config.block_rows) * layout.of_mask_block
         places = cutlass.min(given.places, blocks * heads * entries)
         group = heads // k.shape[2]
         every = Globals(

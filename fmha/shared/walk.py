@@ -114,6 +114,8 @@ def locate(plan: AttentionPlan, tensors: Globals, turn: Int32) -> Work:
     """Return the block that this CTA computes in round `turn`, without its walk."""
     config, tables = plan.config, tensors.tables
     q_block, head, batch = block_of(plan, tensors.order, turn)
+    if cutlass.const_expr(config.block_keys > 0):
+        q_block = ranked_block(plan, tensors, q_block, head, batch)
     rank = Int32(0)
     if cutlass.const_expr(plan.layout.ctas > 1):
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
@@ -148,11 +150,23 @@ def locate(plan: AttentionPlan, tensors: Globals, turn: Int32) -> Work:
 
 
 @cute.jit
+def ranked_block(
+    plan: AttentionPlan, tensors: Globals, rank: Int32, head: Int32, batch: Int32
+) -> Int32:
+    """Return the query block of a rank in the order of a block mask; what is no block stays."""
+    order, of_block = tensors.tables.block_order, plan.layout.of_mask_block
+    last = tuple(size - 1 for size in order.shape)
+    block = cutlass.min(rank // of_block, last[2])
+    first = order[cutlass.min(batch, last[0]), cutlass.min(head, last[1]), block]
+    return first * of_block + rank % of_block if rank < tensors.order.blocks else rank
+
+
+@cute.jit
 def lists_of(
     plan: AttentionPlan, tables: Tables, q_block: Int32, head: Int32, batch: Int32
 ) -> Lists:
     """Return the blocks of keys that a block mask lists for a query block."""
-    block = q_block * plan.layout.block_tokens // plan.config.block_rows
+    block = q_block // plan.layout.of_mask_block
     partial, partial_count = list_of(tables.block_counts, tables.block_indices, block, head, batch)
     full, full_count = list_of(tables.full_counts, tables.full_indices, block, head, batch)
     return Lists(partial, partial_count, full, full_count)

@@ -5,17 +5,27 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
-from fmha import attention, attention_plan, block_lists, reference, trace_mask_mod
+import fmha
+from fmha import (
+    attention,
+    attention_plan,
+    block_lists,
+    reference,
+    trace_mask_mod,
+    trace_score_mod,
+)
 from fmha.shared import load, mods, two_rows, walk
 from fmha.sm90 import math, products
 from kernelkit.call.launch import emulation
 from kernelkit.numerics import tolerance
+from lab.house.source import ROOT
 from lab.problems import attention as cases
 from lab.problems.attention import PATIENCE, Case
 from lab.tools.groups import RECIPES
@@ -253,6 +263,7 @@ def test_lists_outside_the_limits_are_refused():
         (blocks_of([2, 1], [[0, 7], [0, 1]]), {}, "full_indices 7: from 0 to 1"),
         (blocks_of([2, 1], [[0, 2], [0, 1]]), {}, "full_indices 2: .* seen in part"),
         (blocks_of([2, 1], [[1, 1], [0, 1]]), {}, "listed twice"),
+        (dataclasses.replace(good, order=heads[:, :1]), {}, "order .* once"),
         (dataclasses.replace(good, block_rows=100), {}, "blocks of 100 x 128: multiples"),
         (dataclasses.replace(good, block_keys=0), {}, "blocks of 128 x 0"),
         (per_head, {"pack_heads": True}, "heads share tiles"),
@@ -261,6 +272,34 @@ def test_lists_outside_the_limits_are_refused():
             attention(q, k, k, block_mask=lists, arch="sm_90a", **given)
     with pytest.raises(TypeError, match="block_mask is int"):
         attention(q, k, k, block_mask=3)
+
+
+# -- the page -------------------------------------------------------------------------------------
+
+
+def test_examples_of_the_page_are_right(monkeypatch):
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/masks.md").read_text(), re.DOTALL)
+    functions, calls = {}, []
+
+    def trace(function):
+        functions[trace_score_mod(function)] = function
+        return trace_score_mod(function)
+
+    def judged(*inputs, **options):
+        o, lse = attention(*inputs, **options, return_lse=True)
+        if "score_mod" in options:
+            options["score_mod"] = functions.get(options["score_mod"], options["score_mod"])
+        if "block_mask" in options:
+            options["mask_mod"] = options.pop("block_mask").mask_mod
+        judge((o, lse), inputs, **options)
+        calls.append(options)
+        return o
+
+    monkeypatch.setattr(fmha, "attention", judged)
+    monkeypatch.setattr(fmha, "trace_score_mod", trace)
+    with emulation(FRIENDLY, arch="sm_90a"):
+        exec(program, {})
+    assert len(calls) == 6
 
 
 # -- plans, and other ways to call ----------------------------------------------------------------
