@@ -235,6 +235,7 @@ def _check_blocks(arguments: Arguments) -> None:
                 f"block_mask with lists of shape {tuple(indices.shape)}: expected [1 or {batch}, "
                 f"1 or {heads}, {blocks}, at least 1] for blocks of {rows} x {keys}"
             )
+    assert arguments.block_order is not None
     require_table("order", arguments.block_order, torch.int32, (None, None, blocks))
     if arguments.pack_heads and arguments.heads_of_blocks > 1:
         raise NotImplementedError("pack_heads with a block_mask for each head: heads share tiles")

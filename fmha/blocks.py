@@ -78,7 +78,8 @@ def _ordered(lists: BlockLists) -> BlockLists:
         isinstance(n, torch.Tensor) for n in (counts, full_counts)
     ):
         return lists  # what is no tensor is refused by the operator
-    if counts.ndim != 3 or full_counts.ndim != 3 or counts.shape[-1] != full_counts.shape[-1]:
+    sizes = list(zip(counts.shape, full_counts.shape, strict=False))
+    if {counts.ndim, full_counts.ndim} != {3} or any(a != b and 1 not in (a, b) for a, b in sizes):
         return lists  # refused with the shapes
     order = torch.argsort(counts + full_counts, dim=-1, descending=True, stable=True)
     return replace(lists, order=order.int())
