@@ -33,7 +33,11 @@ ScoreMod = Mod | Callable[[Any, Any, Any, Any, Any], Any]
 Raw = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # (O_raw, LSE, row_max)
 
 
-OTHER_NAMES = SHARED_NAMES | {
+OTHER_NAMES = {
+    name: hint
+    for name, hint in SHARED_NAMES.items()
+    if name not in ("mask_mod", "score_mod", "block_mask")
+} | {
     "max_seqlen_k": "drop it: k, kv_lens or cu_seqlens_k have the lengths",
     "max_seq_len": "drop it: k, kv_lens or cu_seqlens_k have the lengths",
     "num_splits": "drop it: split keys yourself and merge, or use gqa_lowlatency.decode(parts=)",

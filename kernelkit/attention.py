@@ -75,6 +75,7 @@ SHARED_NAMES = {
     "mask_mod": _MASKS,
     "block_mask": _MASKS,
     "block_sparse_tensors": _MASKS,
+    "aux_tensors": _MASKS,
     "score_mod": _SCORES,
     "attention_chunk": "fmha.attention has mask_mod=, see docs/masks.md",
     "qv": "a second part of the queries is not supported",

@@ -20,7 +20,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint8, Uint32
 from cutlass.cutlass_dsl import select_
 
-from fmha.mods import COMPARISONS, Instruction, Program
+from fmha.mods import ARGUMENTS, COMPARISONS, Instruction, Program
 from fmha.shared.args import Spot
 from kernelkit.device.online_softmax import RowView, of_row
 from kernelkit.plan.limits import MAX_POSITION
@@ -154,7 +154,7 @@ class Values:
             return Line(self.key, 1, small=True)
         if name in ("b", "h", "q"):
             spot = self.spots[row]
-            return {"b": spot.batch, "h": spot.head, "q": spot.position}[name]
+            return Int32({"b": spot.batch, "h": spot.head, "q": spot.position}[name])
         step = self.program.instructions[int(name[1:])]
         if name in self.lines:
             return self._once("line", name, row, 0, lambda: self._line(step, row))
@@ -196,6 +196,11 @@ class Values:
         operands = [self.plain(operand, row, column) for operand in step.operands]
         if step.operation.startswith("load"):
             return load(self.tables[int(step.operation[4:])], operands)
+        if step.operation in ("floordiv", "mod"):
+            a, b = step.operands
+            positive = a in ARGUMENTS and isinstance(b, int)  # positions are, and constants
+            divide = floordiv if step.operation == "floordiv" else modulo
+            return divide(*operands, positive)
         if step.operation in BY_OPERATOR:
             return BY_OPERATOR[step.operation](*_typed(operands))
         return OTHERS[step.operation](*operands)
@@ -280,17 +285,23 @@ def load(table: cute.Tensor, indices: list[Any]) -> Any:
     return Float32(element) if kind.is_float else Int32(element)
 
 
-def _floordiv(a: Any, b: Any) -> Any:
+def floordiv(a: Any, b: Any, positive: bool = False) -> Any:
+    """Return a // b, rounded down. positive: whether neither is negative."""
     if isinstance(b, int) and b & b - 1 == 0:
         return Int32(a) >> b.bit_length() - 1
-    quotient = Int32(a) // b
-    return quotient
+    a, b = Int32(a), Int32(b)
+    quotient = a // b  # the DSL rounds towards 0
+    if positive:
+        return quotient
+    rest = a - quotient * b
+    return quotient - Int32((rest != 0) & ((rest ^ b) < 0))
 
 
-def _mod(a: Any, b: Any) -> Any:
+def modulo(a: Any, b: Any, positive: bool = False) -> Any:
+    """Return a % b with the sign of b. positive: whether neither is negative."""
     if isinstance(b, int) and b & b - 1 == 0:
         return Int32(a) & b - 1
-    return a - _floordiv(a, b) * b
+    return a - floordiv(a, b, positive) * b
 
 
 def _not(a: Any) -> Any:
@@ -304,8 +315,6 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "float": lambda a: Float32(a),
     "int": lambda a: Int32(a),
     "not": _not,
-    "floordiv": _floordiv,
-    "mod": _mod,
     "minimum": lambda a, b: cutlass.min(*_typed([a, b])),
     "maximum": lambda a, b: cutlass.max(*_typed([a, b])),
     "exp": lambda a: cute.math.exp2(Float32(a) * LOG2_E, fastmath=True),

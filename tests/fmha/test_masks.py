@@ -149,9 +149,9 @@ def of_floats(score, b, h, q, k):
 
 
 def of_tables(score, b, h, q, k):
-    """Elements of tensors, by computed indices, partial ones and booleans."""
+    """Elements of tensors, by computed indices, constant ones and booleans."""
     flag = FLAGS[(q + k) % 3] & (q != k) ^ (k <= 7)
-    bias = torch.where(flag, BIAS[h][k % 3], BIAS[b, 0]).float()
+    bias = torch.where(flag, BIAS[h, k % 3], BIAS[b, 0]).float()
     return torch.where(~flag | (k * 2 >= q), score + bias, -torch.inf)
 
 
