@@ -151,9 +151,10 @@ def attention(
             FlexAttention's BlockMask, FlashAttention-4's block-sparse tensors, or
             `fmha.BlockLists`. Only listed blocks are read. A mask_mod, by default that of the
             BlockMask, is applied in blocks that are seen in part. Functions then count queries
-            from 0. Sizes of blocks are multiples of the kernel's tiles, 128 x 128 fits all. q, k
-            and v are dense, and there is no other mask. A GPU does not check the numbers: a block
-            is listed once, and one that ends behind the last key is seen in part.
+            from 0. Sizes of blocks are multiples of the kernel's tiles: 256 x 128 fits all, 128 x
+            128 all but head dim 256 on Blackwell. q, k and v are dense, and there is no other mask.
+            A GPU does not check the numbers: a block is listed once, and one that ends behind the
+            last key is seen in part.
         sink_tokens: number of first keys that are visible in addition to a left window.
         softcap: c > 0 turns a score s into c tanh(s / c); None or 0 does not.
         sinks: [Hq], any floating dtype, for each head a logit whose value is zero, below +inf; fp32

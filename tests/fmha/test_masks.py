@@ -71,7 +71,7 @@ BLOCKS = (
     Case(200, 130, (4, 1), blocks=128, causal=True, dims=(128, 128), dtype="fp16"),
     Case(300, 300, (2, 1), mask="alibi", causal=True, blocks=128, sinks=True),
     Case(300, 384, (2, 1), blocks=128, dims=(192, 128), normalize=False),
-    Case(200, 384, (4, 1), blocks=128, dims=(256, 256), softcap=15.0),
+    Case(200, 512, (4, 1), blocks=256, dims=(256, 256), softcap=15.0),
 )
 BLOCKS_OF_LARGE_GPUS = (
     Case(130, 256, (2, 1), blocks=128, dims=(512, 512)),
