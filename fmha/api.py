@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from numbers import Integral
 from typing import TYPE_CHECKING, Annotated, Any, Literal, overload
 
 import torch
 
+from fmha.blocks import block_lists
 from fmha.config import TUNABLE, AttentionConfig
 from fmha.launch import ATTENTION
+from fmha.mods import Mod, trace_mask_mod, trace_score_mod
 from kernelkit.attention import (
     SHARED_NAMES,
     Scale,
@@ -26,15 +28,28 @@ from kernelkit.plan.limits import MAX_POSITION
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+MaskMod = Mod | Callable[[Any, Any, Any, Any], Any]
+ScoreMod = Mod | Callable[[Any, Any, Any, Any, Any], Any]
 Raw = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # (O_raw, LSE, row_max)
 
 
-OTHER_NAMES = SHARED_NAMES | {
+OTHER_NAMES = {
+    name: hint
+    for name, hint in SHARED_NAMES.items()
+    if name not in ("mask_mod", "score_mod", "block_mask")
+} | {
     "max_seqlen_k": "drop it: k, kv_lens or cu_seqlens_k have the lengths",
     "max_seq_len": "drop it: k, kv_lens or cu_seqlens_k have the lengths",
     "num_splits": "drop it: split keys yourself and merge, or use gqa_lowlatency.decode(parts=)",
     "cache_leftpad": "gqa_lowlatency.decode has first_keys=",
     "pack_gqa": "pack_heads",
+    "attn_mask": "write it as mask_mod, see docs/masks.md",
+    "custom_mask": "write it as mask_mod, see docs/masks.md",
+    "attn_bias": "write it as score_mod, see docs/masks.md",
+    "alibi_slopes": "write it as score_mod, see docs/masks.md",
+    "attention_chunk": "write it as mask_mod, see docs/masks.md",
+    "block_sparse_tensors": "block_mask",
+    "aux_tensors": "drop it: mask_mod and score_mod read tensors of their closure",
 }
 
 
@@ -48,6 +63,9 @@ class AttentionPlanOptions(SharedOptions, total=False):
     cu_seqlens_k: Annotated[torch.Tensor | None, None]
     max_seqlen_q: Annotated[int | None, None]
     rope: Annotated[tuple[torch.Tensor, torch.Tensor] | None, None]
+    mask_mod: Annotated[MaskMod | None, None]
+    score_mod: Annotated[ScoreMod | None, None]
+    block_mask: Annotated[Any, None]
     pack_heads: Annotated[bool | None, None]
     config: Annotated[AttentionConfig | None, None]
 
@@ -120,6 +138,23 @@ def attention(
             hold numbers, seen or not. The window's position of a query is q_offset plus the number
             of earlier queries that it sees, its depth. `kernelkit.trees` makes words of parents or
             of a mask.
+        mask_mod: a function (b, h, q, k) that says whether query head h of entry b sees position k
+            from position q, among the keys that other masks leave; q is at least 0. It is traced
+            into the kernel: operators and functions of torch instead of Python's `if`, `and`, `or`
+            and `not`. Tensors that it reads by index are read in place; indices are clamped to
+            their shape. Values of keys that only a function hides are finite. A function is traced
+            by every call; `fmha.trace_mask_mod` does it once. See docs/masks.md.
+        score_mod: a function (score, b, h, q, k) of scale q.k that returns the score to use
+            instead, in natural-log units, -inf to hide the key; `fmha.trace_score_mod` traces it
+            once. It replaces softcap.
+        block_mask: lists of key blocks that blocks of queries see as a whole or in part:
+            FlexAttention's BlockMask, FlashAttention-4's block-sparse tensors, or
+            `fmha.BlockLists`. Only listed blocks are read. A mask_mod, by default that of the
+            BlockMask, is applied in blocks that are seen in part. Functions then count queries
+            from 0. Sizes of blocks are multiples of the kernel's tiles: 256 x 128 fits all, 128 x
+            128 all but head dim 256 on Blackwell. q, k and v are dense, and there is no other mask.
+            A GPU does not check the numbers: a block is listed once, and one that ends behind the
+            last key is seen in part.
         sink_tokens: number of first keys that are visible in addition to a left window.
         softcap: c > 0 turns a score s into c tanh(s / c); None or 0 does not.
         sinks: [Hq], any floating dtype, for each head a logit whose value is zero, below +inf; fp32
@@ -235,6 +270,18 @@ def fields_of(
     rope = fields.pop("rope", None)
     if rope is not None:
         fields["cos"], fields["sin"] = _rope_tables(rope)
+    if fields.get("block_mask") is not None:
+        lists, function = block_lists(fields["block_mask"])
+        given = dict(vars(lists))
+        fields |= {"block_order": given.pop("order"), **given}
+        if fields.get("mask_mod") is None:
+            fields["mask_mod"] = function
+    fields.pop("block_mask", None)
+    for name, trace in (("mask", trace_mask_mod), ("score", trace_score_mod)):
+        function = fields.pop(f"{name}_mod", None)
+        if function is not None:
+            mod = trace(function)
+            fields[f"{name}_mod"], fields[f"{name}_tables"] = mod.program, mod.tables
     if "q_offset" in fields:
         fields["q_offset"] = _offsets(fields["q_offset"], q, fields.get("cu_seqlens_q"))
     return fields

@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import torch
 
+from fmha.blocks import seen_blocks
 from fmha.config import (
     FP8,
     IO_DTYPES,
@@ -32,6 +33,9 @@ class Arguments(Tuning, AttentionArguments):
 
     q_offset: always a tensor.
     cos, sin: the tables of `rope`.
+    mask_mod, score_mod: programs of `fmha.mods`, '' for none.
+    mask_tables, score_tables: tensors that the programs read.
+    block_counts to block_order: see `fmha.blocks.BlockLists`; None and 0 without a block mask.
     """
 
     q_scale: torch.Tensor | None = None
@@ -43,11 +47,29 @@ class Arguments(Tuning, AttentionArguments):
     max_seqlen_q: int | None = None
     normalize: bool = True
     pack_heads: bool | None = None
+    mask_mod: str = ""
+    score_mod: str = ""
+    mask_tables: tuple[torch.Tensor, ...] = ()
+    score_tables: tuple[torch.Tensor, ...] = ()
+    block_counts: torch.Tensor | None = None
+    block_indices: torch.Tensor | None = None
+    full_counts: torch.Tensor | None = None
+    full_indices: torch.Tensor | None = None
+    block_rows: int = 0
+    block_keys: int = 0
+    block_order: torch.Tensor | None = None
 
     @property
     def batch(self) -> int:
         """Batch entries."""
         return self.q.shape[0] if self.cu_seqlens_q is None else self.cu_seqlens_q.shape[0] - 1
+
+    @property
+    def heads_of_blocks(self) -> int:
+        """Heads with block lists of their own; 1 if all heads share them."""
+        if self.block_counts is None or self.full_counts is None:
+            return 1
+        return max(self.block_counts.shape[1], self.full_counts.shape[1])
 
     @property
     def queries(self) -> int:
@@ -79,6 +101,8 @@ class Arguments(Tuning, AttentionArguments):
         _check_sizes(self, capacity)
         _check_tables(self)
         _check_options(self)
+        if self.block_counts is not None:
+            _check_blocks(self)
         if q.device.type == "cpu":
             _check_contents(self, capacity)
 
@@ -179,6 +203,68 @@ def _check_tree(arguments: Arguments) -> None:
     arguments.check_tree(tuple(arguments.q.shape[:-2]), tokens, remedy)
     if arguments.cos is not None:
         raise NotImplementedError("tree with rope: rows of O are turned back by their number")
+
+
+# Arguments that say what a row sees, or where keys are, as a block mask does.
+WITHOUT_BLOCKS = (
+    *("causal", "window_left", "window_right", "tree", "sink_tokens", "q_offset", "kv_lens"),
+    *("page_table", "cu_seqlens_q", "cu_seqlens_k"),
+)
+
+
+def _check_blocks(arguments: Arguments) -> None:
+    """Raise for a block mask whose lists do not fit, or that another argument contradicts."""
+    for name in WITHOUT_BLOCKS:
+        value = getattr(arguments, name)
+        if value is not None and value is not False and not (name == "sink_tokens" and value == 0):
+            raise NotImplementedError(
+                f"block_mask with {name}: express it by mask_mod and the lists of blocks"
+            )
+    rows, keys = arguments.block_rows, arguments.block_keys
+    if min(rows, keys) < 1:
+        raise ValueError(f"block_mask with blocks of {rows} x {keys}: at least 1 x 1")
+    heads, batch = arguments.q_heads, arguments.batch
+    blocks = -(-arguments.queries // rows)
+    for kind in ("block", "full"):
+        counts, indices = (getattr(arguments, f"{kind}_{name}") for name in ("counts", "indices"))
+        require_table(f"{kind}_counts", counts, torch.int32, (None, None, None))
+        require_table(f"{kind}_indices", indices, torch.int32, (*counts.shape, None))
+        b, h, n = counts.shape
+        if b not in (1, batch) or h not in (1, heads) or n != blocks or not indices.shape[-1]:
+            raise ValueError(
+                f"block_mask with lists of shape {tuple(indices.shape)}: expected [1 or {batch}, "
+                f"1 or {heads}, {blocks}, at least 1] for blocks of {rows} x {keys}"
+            )
+    assert arguments.block_order is not None
+    require_table("order", arguments.block_order, torch.int32, (None, None, blocks))
+    if arguments.pack_heads and arguments.heads_of_blocks > 1:
+        raise NotImplementedError("pack_heads with a block_mask for each head: heads share tiles")
+    if arguments.on_host:
+        _check_lists(arguments)
+
+
+def _check_lists(arguments: Arguments) -> None:
+    """Raise ValueError for counts and block numbers outside their range, on the CPU."""
+    last = arguments.capacity // arguments.block_keys
+    blocks, seen = -(-arguments.capacity // arguments.block_keys), []
+    for kind, end in (("block", blocks), ("full", last)):
+        counts, indices = (getattr(arguments, f"{kind}_{name}") for name in ("counts", "indices"))
+        if ((counts < 0) | (counts > indices.shape[-1])).any():
+            raise ValueError(f"{kind}_counts: from 0 to {indices.shape[-1]}")
+        listed = torch.arange(indices.shape[-1]) < counts[..., None]
+        wrong = indices[listed & ((indices < 0) | (indices >= end))]
+        if wrong.numel():
+            raise ValueError(
+                f"{kind}_indices {int(wrong[0])}: from 0 to {end - 1}; a block that ends behind "
+                "the last key is seen in part"
+            )
+        seen.append(seen_blocks(counts, indices, max(blocks, 1)))
+    order = arguments.block_order
+    assert order is not None
+    if (order.sort(-1).values != torch.arange(order.shape[-1])).any():
+        raise ValueError("order of a block_mask: each block of queries once")
+    if (seen[0] + seen[1] > 1).any():
+        raise ValueError("block_mask with a block of keys that is listed twice")
 
 
 def _check_contents(arguments: Arguments, capacity: int) -> None:

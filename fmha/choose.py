@@ -9,7 +9,6 @@ from itertools import product
 from fmha.arguments import Arguments, entry_lengths
 from fmha.config import TUNABLE, AttentionConfig
 from fmha.plan import kernel_of, make_plan, tiles_of
-from fmha.tiles import Tiles
 from kernelkit.call.tensors import INPUT_NAMES, same_elements
 from kernelkit.compile.arch import ARCHITECTURES
 from kernelkit.plan import hw
@@ -155,6 +154,7 @@ def _groups(problem: Problem) -> tuple[int, ...]:
 
 
 def _candidate(plain: AttentionConfig, arch: str, q_heads: int, window: int) -> Candidate:
+    plain = _with_tiles_of_blocks(plain, arch)
     base, larger = _narrowed(plain, arch, window), tiles_of(plain, arch).larger()
     if larger is not None:
         larger = _narrowed(larger, arch, window)
@@ -165,6 +165,21 @@ def _candidate(plain: AttentionConfig, arch: str, q_heads: int, window: int) -> 
         q_heads // plain.group,
         _tile_work(base, arch, window),
     )
+
+
+@lru_cache(KEPT)
+def _with_tiles_of_blocks(config: AttentionConfig, arch: str) -> AttentionConfig:
+    """Return the config with the largest tiles that divide the blocks of a block mask; unchanged
+    without one, or if no tiles do."""
+    if not config.block_keys or _fits(config, arch):
+        return config
+    found = [other for other in tiles_of(config, arch).variants() if _fits(other, arch)]
+
+    def size(other: AttentionConfig) -> tuple[int, int]:
+        tiles = tiles_of(other, arch)
+        return tiles.block_tokens, tiles.tile_n
+
+    return max(found, key=size, default=config)
 
 
 @lru_cache(KEPT)  # costs a millisecond, and is called for every number of tokens
@@ -182,12 +197,7 @@ def _narrowed(config: AttentionConfig, arch: str, window: int) -> AttentionConfi
 
 def _token_work(config: AttentionConfig, arch: str, window: int) -> float:
     """Work on the key tiles of a query block, per token of the block."""
-    return _tile_work(config, arch, window) / _tokens(tiles_of(config, arch))
-
-
-def _tokens(layout: Tiles) -> int:
-    """Number of tokens of a block."""
-    return max(layout.box_tokens * layout.block_tiles // layout.head_parts, 1)
+    return _tile_work(config, arch, window) / tiles_of(config, arch).block_tokens
 
 
 def _tile_work(config: AttentionConfig, arch: str, window: int) -> int:
@@ -198,7 +208,7 @@ def _tile_work(config: AttentionConfig, arch: str, window: int) -> int:
     if not (config.left and config.right):
         return 1
     layout = tiles_of(config, arch)
-    tokens = _tokens(layout)
+    tokens = layout.block_tokens
     return -(-(window + tokens - 1) // layout.tile_n) * (layout.tile_n + KEYS_OF_A_STEP)
 
 
@@ -234,6 +244,10 @@ def plain_config(arguments: Arguments) -> AttentionConfig:
         pdl=arguments.pdl,
         out_dtype="" if o_dtype == arguments.own_o_dtype else INPUT_NAMES[o_dtype],
         out_scale=arguments.out_scale is not None,
+        mask_mod=arguments.mask_mod,
+        score_mod=arguments.score_mod,
+        block_rows=arguments.block_rows,
+        block_keys=arguments.block_keys,
         **{name: getattr(arguments, name) for name in TUNABLE},
     )
 
@@ -295,7 +309,7 @@ def problem_of(arguments: Arguments) -> Problem:
         tokens=0 if arguments.cu_seqlens_q is None else q.shape[0],
         left=-1 if left is None else left,
         right=-1 if right is None else right,
-        pack_heads=arguments.pack_heads,
+        pack_heads=False if arguments.heads_of_blocks > 1 else arguments.pack_heads,
         same=same_elements(k, arguments.v),
     )
 

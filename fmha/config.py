@@ -99,6 +99,9 @@ class Asked:
     group: query heads of a KV head that share query tiles, always all of them; 1 if none do.
     rope_dim: last dims of O that are rotated back by the position of their query; 0 for none.
     k_is_v: K and V are one tensor, whose tiles are loaded once for both products; Hopper only.
+    mask_mod, score_mod: programs of `fmha.mods` that hide keys and change scores; '' for none.
+    block_rows, block_keys: sizes of the blocks of a block mask, whose lists are walked instead of
+        a range of keys; 0 for none.
     pdl: launch dependents early, and wait for the previous kernel (programmatic dependent launch).
     """
 
@@ -127,6 +130,10 @@ class Asked:
     rope_dim: int = 0
     k_is_v: bool = False
     pdl: bool = False
+    mask_mod: str = ""
+    score_mod: str = ""
+    block_rows: int = 0
+    block_keys: int = 0
 
 
 @dataclass(frozen=True)
@@ -198,11 +205,36 @@ class AttentionConfig(Tuning, Asked):
         return ITEM_BYTES[self.o_dtype]
 
     @property
+    def has_mods(self) -> bool:
+        """Whether a function of positions hides keys or changes scores."""
+        return bool(self.mask_mod or self.score_mod)
+
+    @property
+    def hides_all(self) -> bool:
+        """Whether a function may hide keys of any tile."""
+        return bool(self.mask_mod) and not self.block_keys
+
+    @property
+    def hides_blocks(self) -> bool:
+        """Whether a function hides keys of the tiles of listed blocks that are seen in part."""
+        return bool(self.mask_mod) and self.block_keys > 0
+
+    @property
+    def moves_all(self) -> bool:
+        """Whether functions of positions are evaluated in every tile."""
+        return self.hides_all or bool(self.score_mod)
+
+    @property
+    def scales_first(self) -> bool:
+        """Whether scores are scaled before they are changed, not within the exponential."""
+        return self.softcap or bool(self.score_mod)
+
+    @property
     def even_rows(self) -> bool:
         """Whether all rows see about as many keys: all without a right edge, a window with two
-        edges.
+        edges. Blocks of a block mask do not.
         """
-        return not self.right or self.left
+        return not self.block_keys and (not self.right or self.left)
 
     @property
     def ragged_keys(self) -> bool:
@@ -274,6 +306,10 @@ class AttentionConfig(Tuning, Asked):
             raise ValueError("a tree with a right edge: its words name the newest keys of a row")
         if self.tree and self.rope_dim:
             raise NotImplementedError("a tree with rope: rows are turned by their number")
+        if self.softcap and self.score_mod:
+            raise NotImplementedError(
+                "softcap with score_mod: write c * torch.tanh(score / c) into the function"
+            )
         if self.sink_tokens and not self.left:
             raise ValueError(
                 "sink_tokens without a left window: all rows see the first keys anyway"

@@ -30,6 +30,13 @@ class Tables:
     k_scale: Tensor | None = None  # (Hkv,)
     v_scale: Tensor | None = None  # (Hkv,)
     out_scale: Tensor | None = None  # (1,) fp32
+    block_counts: Tensor | None = None  # [B, H, query blocks], see `fmha.blocks.BlockLists`
+    block_indices: Tensor | None = None  # [B, H, query blocks, N]
+    full_counts: Tensor | None = None
+    full_indices: Tensor | None = None
+    block_order: Tensor | None = None  # [B, H, query blocks]
+    mask_mod: tuple[Tensor, ...] = ()  # tables of the functions, see `fmha.mods`
+    score_mod: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +45,12 @@ class Scalars:
 
     scale_log2: factor of a score inside exp2. Without softcap the score is q.k and the factor is
     scale * log2(e). With softcap the score is -1 / (1 + exp(2 scale q.k / c)) and the factor is
-    2 c log2(e), see `kernelkit.device.online_softmax.softcap_scores`.
+    2 c log2(e), see `kernelkit.device.online_softmax.softcap_scores`. With a score_mod the score is
+    what the function returns and the factor is log2(e).
     """
 
     scale_log2: Number
-    softcap_log2: Number  # 2 scale log2(e) / c, with softcap only
+    softcap_log2: Number  # 2 scale log2(e) / c with softcap, scale with a score_mod
     window_left: Number
     window_right: Number
     sink_tokens: Number

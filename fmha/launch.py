@@ -12,6 +12,7 @@ from fmha.arguments import Arguments
 from fmha.choose import TUNED, Decision, Problem, decide, measured_problem, problem_of
 from fmha.config import AttentionConfig
 from fmha.kernel_arguments import KernelArguments, Scalars, Tables
+from fmha.mods import kernel_table
 from fmha.plan import kernel_of
 from fmha.sections import heads_of_section
 from kernelkit.attention import bounded, fill_without_keys, per_head
@@ -21,6 +22,7 @@ from kernelkit.call.tensors import plain_table, require_tma, with_plain_strides
 from kernelkit.compile.arch import PORTABLE
 from kernelkit.compile.compiler import compile_once
 from kernelkit.compile.kernel import CompiledKernel
+from kernelkit.plan.log2 import LOG2_E
 
 ARCHS = ("sm_100a", "sm_90a", PORTABLE)
 MAX_BLOCKS = (1 << 31) - (1 << 16)  # the count runs one round of CTAs past the last block
@@ -105,6 +107,8 @@ def kernel_arguments(
         places = clusters_at_once(device, decision.ctas)
     section, near = heads_of_section(problem, config, arch, places)
     scale_log2, softcap_log2 = arguments.factors()
+    if config.score_mod:
+        scale_log2, softcap_log2 = LOG2_E, arguments.softmax_scale
     scalars = Scalars(
         scale_log2=scale_log2,
         softcap_log2=softcap_log2,
@@ -153,6 +157,13 @@ def _tables(arguments: Arguments, problem: Problem) -> Tables:
         k_scale=per_head(arguments.k_scale, problem.kv_heads),
         v_scale=per_head(arguments.v_scale, problem.kv_heads),
         out_scale=arguments.kernel_out_scale(),
+        block_counts=plain_table(arguments.block_counts),
+        block_indices=plain_table(arguments.block_indices),
+        full_counts=plain_table(arguments.full_counts),
+        full_indices=plain_table(arguments.full_indices),
+        block_order=plain_table(arguments.block_order),
+        mask_mod=tuple(map(kernel_table, arguments.mask_tables)),
+        score_mod=tuple(map(kernel_table, arguments.score_tables)),
     )
 
 

@@ -23,12 +23,13 @@ table names, NaN or not) is never read. A row that sees no key: O = 0, LSE = row
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 
+from fmha.blocks import BlockLists, seen_blocks
 from fmha.config import FP8_RESCALE_LOG2, MAX_FP8_LOG2, MAX_RESCALE_LOG2
 from kernelkit.numerics.aligned_sums import aligned_product
 from kernelkit.numerics.definition import Numbers, attend, branches, divided, of_heads, saturated
@@ -51,6 +52,7 @@ class Options:
     rope: (cos, sin), each [positions, rope_dim / 2]; positions outside are clamped.
     out_dtype: None is q.dtype, bf16 if q is e4m3, or fp32 for raw O (normalize False), whose sums
         leave the range of fp16. A raw O in fp16 has infinities, which `rounded` reproduces.
+    mask_mod, score_mod: functions of tensors that broadcast to [Hq, rows, keys].
     out_scale: divisor of O before its last rounding, of any dtype; `definition` does not saturate.
     aligned_sums: not an argument of attention. `rounded` then sums both products as tensor cores
         do, for comparison with results of a GPU.
@@ -72,6 +74,9 @@ class Options:
     cu_seqlens_q: Ints | None = None
     cu_seqlens_k: Ints | None = None
     tree: torch.Tensor | None = None
+    block_mask: BlockLists | None = None
+    mask_mod: Callable[..., torch.Tensor] | None = None
+    score_mod: Callable[..., torch.Tensor] | None = None
     page_table: torch.Tensor | None = None
     rope: tuple[torch.Tensor, torch.Tensor] | None = None
     normalize: bool = True
@@ -98,7 +103,10 @@ class Attention:
 class Entry:
     """Batch entry: q [n_q, Hq, D], and its valid keys, k [n_k, Hkv, D], v [n_k, Hkv, Dv].
 
-    Row r has position offset + r. tree: words of the rows, int64 [n_q].
+    Row r has position offset + r.
+
+    tree: words of the rows, int64 [n_q].
+    number: number of the entry.
     """
 
     q: torch.Tensor
@@ -106,6 +114,19 @@ class Entry:
     v: torch.Tensor
     offset: int
     tree: torch.Tensor | None = None
+    number: int = 0
+
+    def places(self, rows: slice) -> tuple[torch.Tensor, ...]:
+        """(b, h, q, k) of all heads, some rows and all keys, as functions of positions take
+        them. A position below 0 counts as 0."""
+        (n_q, heads, _), device = self.q.shape, self.q.device
+        position = (torch.arange(n_q, device=device)[rows, None] + self.offset).clamp(min=0)
+        return (
+            torch.tensor(self.number, device=device),
+            torch.arange(heads, device=device)[:, None, None],
+            position,
+            torch.arange(self.k.shape[0], device=device),
+        )
 
 
 def definition(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Attention:
@@ -175,11 +196,13 @@ def entries(
         if lens is not None:
             keys, values = keys[: lens[b]], values[: lens[b]]
         aligned = keys.shape[0] - queries.shape[0]
+        if options.block_mask is not None:
+            aligned = 0
         offset = aligned if offsets is None else offsets[b if len(offsets) > 1 else 0]
         words = options.tree
         if words is not None:
             words = words[b] if starts_q is None else words[rows]
-        yield rows, Entry(queries, keys, values, offset, words)
+        yield rows, Entry(queries, keys, values, offset, words, b)
 
 
 def _ints(values: int | Ints | None) -> list[int] | None:
@@ -235,6 +258,13 @@ def _some_rows(
     the dtype that is computed in."""
     n_q, n_k = entry.q.shape[0], entry.k.shape[0]
     visible = visible_keys(n_q, n_k, entry.offset, options, rows, entry.q.device, entry.tree)
+    places = entry.places(rows)
+    seen = torch.ones_like(visible) if options.mask_mod is None else options.mask_mod(*places)
+    if options.block_mask is not None:
+        partial, full = _listed(entry, rows, options.block_mask)
+        seen = full | partial & seen
+    if options.mask_mod is not None or options.block_mask is not None:
+        visible = (visible & seen).expand(entry.q.shape[1], *visible.shape)
     if io is None:
         return _exact_rows(entry, rows, visible, options)
     return _rounded_rows(entry, rows, visible, options, io)
@@ -244,11 +274,36 @@ def _exact_rows(
     entry: Entry, rows: slice, visible: torch.Tensor, options: Options
 ) -> tuple[torch.Tensor, ...]:
     numbers = Numbers(**{each.name: getattr(options, each.name) for each in fields(Numbers)})
-    exact = attend(entry.q[rows], entry.k, entry.v, visible, numbers)
+    exact = attend(entry.q[rows], entry.k, entry.v, visible, numbers, _change(entry, rows, options))
     o = exact.o.transpose(0, 1)
     if not options.normalize:
         o = o * torch.exp(exact.lse - _finite(exact.row_max))[..., None]
     return o, exact.lse, exact.row_max
+
+
+def _listed(entry: Entry, rows: slice, lists: BlockLists) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return bool [1 or Hq, rows, keys] of the blocks that are seen in part, and as a whole."""
+    (n_q, _, _), n_k, device = entry.q.shape, entry.k.shape[0], entry.q.device
+    row = torch.arange(n_q, device=device)[rows] // lists.block_rows
+    key = torch.arange(n_k, device=device) // lists.block_keys
+    found = []
+    for kind in ("block", "full"):
+        counts, indices = getattr(lists, f"{kind}_counts"), getattr(lists, f"{kind}_indices")
+        number = min(entry.number, counts.shape[0] - 1)
+        blocks = -(-n_k // lists.block_keys)
+        seen = seen_blocks(counts[number].to(device), indices[number].to(device), blocks) > 0
+        found.append(seen[:, row][:, :, key])
+    return found[0], found[1]
+
+
+def _change(
+    entry: Entry, rows: slice, options: Options
+) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """Return the score_mod as a function of all scores [Hq, rows, keys]."""
+    function, places = options.score_mod, entry.places(rows)
+    if function is None:
+        return None
+    return lambda scores: function(scores, *places).to(scores).expand(scores.shape)
 
 
 def _rounded_rows(
@@ -260,9 +315,12 @@ def _rounded_rows(
     queries = q.transpose(0, 1).reshape(kv_heads, heads_rows, head_dim)
     scores = _scores(queries, entry.k.permute(1, 2, 0), options, io).reshape(q_heads, n_q, n_k)
     scores, unit = _units(scores, head_dim, options)
+    change = _change(entry, rows, options)
+    if change is not None:
+        scores = change(scores)
     scores = scores.masked_fill(~visible, -math.inf)
     # Values that no row sees may be anything, NaN too: they are not part of the problem.
-    values = values.masked_fill(~visible.any(dim=0)[:, None], 0.0)
+    values = values.masked_fill(~visible.flatten(0, -2).any(dim=0)[:, None], 0.0)
     top = q.new_full((q_heads, n_q), -math.inf)
     if n_k:
         top = scores.amax(dim=-1)
@@ -350,6 +408,8 @@ def _units(
     if options.softcap:
         inner = scale / options.softcap * (1.0 if factor is None else factor)
         return torch.tanh((scores * inner).to(scores)), options.softcap
+    if options.score_mod is not None:
+        return (scores * (scale * (1.0 if factor is None else factor))).to(scores), 1.0
     if factor is None:
         return scores, scale
     unit = (scale * factor).abs().clamp(MIN_FACTOR / LOG2_E, MAX_FACTOR / LOG2_E)

@@ -47,6 +47,22 @@ class Tiles(ABC):
             )
         if config.pdl:
             require_pdl(self.arch)
+        if config.block_keys:
+            self._check_blocks()
+
+    def _check_blocks(self) -> None:
+        """Raise NotImplementedError for a block mask whose blocks are no multiples of tiles."""
+        config, tokens = self.config, self.block_tokens
+        tiles = config.block_rows // self.box_tokens * self.head_parts
+        if (
+            config.block_rows % tokens
+            or tiles % self.block_tiles
+            or config.block_keys % self.tile_n
+        ):
+            raise NotImplementedError(
+                f"block_mask with blocks of {config.block_rows} x {config.block_keys}: multiples "
+                f"of {tokens} queries x {self.tile_n} keys, the tiles of this kernel"
+            )
 
     @abstractmethod
     def check(self) -> None:
@@ -145,6 +161,17 @@ class Tiles(ABC):
         Two halves of a tile in a pair count as one tile each.
         """
         return self.q_tiles * self.ctas
+
+    @cached_property
+    def block_tokens(self) -> int:
+        """Tokens of a block, at least 1."""
+        return max(self.box_tokens * self.block_tiles // self.head_parts, 1)
+
+    @cached_property
+    def of_mask_block(self) -> int:
+        """Number of query blocks in one of a block mask."""
+        tiles = self.config.block_rows // self.box_tokens * self.head_parts
+        return tiles // self.block_tiles
 
     def blocks(self, tokens: int) -> int:
         """Number of blocks of a head, or of a KV head whose query heads share tiles."""

@@ -35,7 +35,11 @@ MIN_SCALE = 1e-12
 E4M3 = torch.float8_e4m3fn
 MIN_SOFTCAP, MAX_SOFTCAP = 1e-6, 4096.0  # the logits of a larger cap would be off by 2 ** -11
 
-_MASKS = "masks are causal=, window=, tree=, sink_tokens= and kv_lens=; others are not supported"
+_MASKS = (
+    "masks are causal=, window=, tree=, sink_tokens= and kv_lens=; fmha.attention also has "
+    "mask_mod= and block_mask="
+)
+_SCORES = "scores are scaled and soft-capped; fmha.attention has score_mod="
 _ROTARY = "turn q and k before the call"
 
 # Arguments of other libraries (FlashAttention, FlashInfer, vLLM, torch) -> the name here, or what
@@ -64,13 +68,16 @@ SHARED_NAMES = {
     "return_softmax_lse": "return_lse",
     "return_attn_probs": "return_lse",
     "enable_pdl": "pdl",
-    "alibi_slopes": "ALiBi is not supported",
+    "alibi_slopes": _SCORES,
     "attn_mask": _MASKS,
-    "attn_bias": "biases of scores are not supported",
+    "attn_bias": _SCORES,
     "custom_mask": _MASKS,
     "mask_mod": _MASKS,
-    "score_mod": "scores are scaled and soft-capped; other changes are not supported",
-    "attention_chunk": "chunked attention is not supported",
+    "block_mask": _MASKS,
+    "block_sparse_tensors": _MASKS,
+    "aux_tensors": _MASKS,
+    "score_mod": _SCORES,
+    "attention_chunk": "fmha.attention has mask_mod=, see docs/masks.md",
     "qv": "a second part of the queries is not supported",
     "dropout_p": "there is no dropout; drop it if it is 0",
     "deterministic": "drop it: the bits of a call never change",
@@ -81,7 +88,7 @@ SHARED_NAMES = {
     "kv_indptr": "kvcache.page_table makes page_table= and kv_lens= of it",
     "paged_kv_indptr": "kvcache.page_table makes page_table= and kv_lens= of it",
     "q_len_per_req": "drop it: q of gqa_lowlatency.decode is [B, T, Hq, D]",
-    "pos_encoding_mode": "turn q and k before the call; ALiBi is not supported",
+    "pos_encoding_mode": "turn q and k before the call; for ALiBi fmha.attention has score_mod=",
     "page_size": "drop it: k and v have it in their shape",
     "scheduler_metadata": "drop it: attention_plan and decode_plan prepare calls",
     "sm_margin": "drop it: kernels use all SMs",

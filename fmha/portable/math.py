@@ -28,7 +28,9 @@ from fmha.shared.two_rows import (
     Reference,
     asked,
     bring_near,
+    change,
     exponentiate,
+    hide,
     largest,
     make_reference,
     mask,
@@ -36,7 +38,6 @@ from fmha.shared.two_rows import (
     refer_to,
     rescale,
     round_weights,
-    softcap,
     take_up,
     tile_sums,
     tops_of,
@@ -70,13 +71,19 @@ def prepare(
     reference: Reference,
     row_tile: Int32,
 ) -> None:
-    """Apply softcap and mask to S of 16 rows of the team."""
-    every = cute.size(scores)
-    if cutlass.const_expr(plan.config.softcap):
-        softcap(plan, scores, reference, scope.scalars, 0, every)
+    """Apply softcap, functions of positions and mask to S of 16 rows of the team."""
+    every, own = cute.size(scores), None
+    if cutlass.const_expr(plan.config.moves_all):
+        own = own_lane(plan, seen.work, scope, seen.place, row_tile, Int32(0))
+    if cutlass.const_expr(plan.config.scales_first):
+        change(plan, scores, reference, own, scope, seen.key, 0, every)
+    if cutlass.const_expr(plan.config.hides_all):
+        hide(plan, scores, reference, own, scope, seen.key, 0, every)
     for _ in cutlass.range(once(seen.masked), unroll=1):
         # Computed here: kept over the loop of key tiles, the row's numbers would cost registers.
         lane = own_lane(plan, seen.work, scope, seen.place, row_tile, Int32(0))
+        if cutlass.const_expr(plan.config.hides_blocks):
+            hide(plan, scores, reference, lane, scope, seen.key, 0, every)
         mask(plan, scores, reference, lane, seen.key, 0, every)
 
 

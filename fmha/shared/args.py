@@ -83,6 +83,16 @@ class Globals:
 
 
 @dataclass(frozen=True)
+class Lists:
+    """Blocks of keys of one query block, where a block mask lists them."""
+
+    partial: cute.Tensor  # (N,) numbers of blocks that are seen in part
+    partial_count: Int32
+    full: cute.Tensor  # (N,) numbers of blocks that are seen as a whole
+    full_count: Int32
+
+
+@dataclass(frozen=True)
 class Walk:
     """Key tiles of one query block in the order of the visits.
 
@@ -90,6 +100,9 @@ class Walk:
     `right` tiles from `right_end` - 1 down, `left` tiles from `left_end` - 1 down, `sink` tiles of
     the first keys. Then `free` tiles from `free_end` - 1 down, in which every row sees every key.
     The softmax does not depend on the order, so two copies of its loop are enough.
+
+    With a block mask the tiles are those of listed blocks instead: `masked` tiles of blocks that
+    are seen in part, then `free` tiles of blocks that are seen as a whole.
     """
 
     origin: Int32  # key with which tile 0 begins
@@ -103,6 +116,7 @@ class Walk:
     masked: Int32  # right + left + sink
     seen_end: Int32  # end of the keys that any row sees
     tiles: Int32  # masked + free
+    lists: Lists | None = None
 
 
 @dataclass(frozen=True)
@@ -123,6 +137,16 @@ class Work:
     offset: Int32  # position of the entry's first query among the keys
     full_end: Int32  # end of the visible keys if the right edge does not depend on the row
     rank: Int32  # of this CTA in its pair; 0 without one
+    lists: Lists | None = None  # with a block mask
+
+
+@dataclass(frozen=True)
+class Spot:
+    """Arguments of a row for a function of positions, see `fmha.mods`."""
+
+    batch: Int32  # entry
+    head: Int32  # query head
+    position: Int32  # of the query among the keys of its entry, at least 0
 
 
 @dataclass(frozen=True)
@@ -135,6 +159,7 @@ class Row:
     end: Int32
     sink_end: Int32
     branch: Branch | None  # of the newest keys, those that the row sees; None for all
+    spot: Spot | None  # None without functions of positions
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from cutlass.cute.nvgpu import cpasync
 
 from fmha.config import AttentionConfig
 from fmha.kernel_arguments import KernelArguments, Scalars, Tables
+from fmha.mods import parsed
 from fmha.plan import AttentionPlan
 from fmha.shared.args import IO_TYPES, OUT_TYPES, Globals, Inputs, TmaTensors
 from fmha.shared.load import k_box, o_box, q_box, v_box
@@ -21,6 +22,24 @@ from kernelkit.device.boxes import ROWS_FIRST, describe, group_heads, reorder
 from kernelkit.device.fake import fake_tensor
 from kernelkit.device.pipelines import tma_group
 from kernelkit.plan import hw
+
+# Dimensions of the lists of a block mask.
+LISTS = {
+    "block_counts": 3,
+    "block_indices": 4,
+    "full_counts": 3,
+    "full_indices": 4,
+    "block_order": 3,
+}
+# Elements of tables of functions; bools are bytes.
+TABLE_TYPES = {
+    "i32": Int32,
+    "i64": Int64,
+    "f32": Float32,
+    "bf16": cutlass.BFloat16,
+    "fp16": cutlass.Float16,
+    "bool": cutlass.Uint8,
+}
 
 
 def example_arguments(config: AttentionConfig) -> tuple[KernelArguments, CUstream]:
@@ -66,6 +85,16 @@ def _tables(config: AttentionConfig, q_heads: Any, kv_heads: Any) -> Tables:
         shape = shape or (cute.sym_int32(),)
         return fake_tensor(dtype, *shape) if wanted else None
 
+    def tables_of(program: str) -> tuple[Any, ...]:
+        kinds = parsed(program).tables if program else ()
+        return tuple(
+            fake_tensor(TABLE_TYPES[kind], *(cute.sym_int32() for _ in range(max(rank, 1))))
+            for kind, rank in kinds
+        )
+
+    def lists(rank: int) -> Any:
+        return table(config.block_keys > 0, Int32, *(cute.sym_int32() for _ in range(rank)))
+
     rotated = config.rope_dim > 0
     return Tables(
         kv_lens=table(config.kv_lens, Int32),
@@ -81,6 +110,9 @@ def _tables(config: AttentionConfig, q_heads: Any, kv_heads: Any) -> Tables:
         k_scale=table(config.k_scale, Float32, kv_heads),
         v_scale=table(config.v_scale, Float32, kv_heads),
         out_scale=table(config.out_scale, Float32),
+        **{name: lists(rank) for name, rank in LISTS.items()},
+        mask_mod=tables_of(config.mask_mod),
+        score_mod=tables_of(config.score_mod),
     )
 
 
@@ -104,6 +136,8 @@ class Forward:
             entries = cute.size(tables.cu_seqlens_q) - 1
         tiles = cute.ceil_div(given.longest, layout.box_tokens) * layout.head_parts
         blocks = cute.ceil_div(tiles, layout.block_tiles)
+        if cutlass.const_expr(config.block_keys > 0):  # whole blocks of the block mask
+            blocks = cute.ceil_div(given.longest, config.block_rows) * layout.of_mask_block
         places = cutlass.min(given.places, blocks * heads * entries)
         group = heads // k.shape[2]
         every = Globals(

@@ -28,9 +28,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32
 
+from fmha.mods import parsed
 from fmha.plan import AttentionPlan
 from fmha.shared.args import Lane, Scalars, Scope, Work
 from fmha.shared.fp8 import score_scale
+from fmha.shared.mods import change_scores, hide_scores
 from kernelkit.device import online_softmax
 from kernelkit.device.control import once
 from kernelkit.device.online_softmax import (
@@ -59,7 +61,7 @@ class Reference:
     shift: cute.Tensor
     # Limit of the sum of a tile's weights; 0 without a maximum, -1 to ask in every tile.
     limit: cute.Tensor
-    # In e4m3: factor of a row's scores, in log2 units or as `softcap` needs it.
+    # In e4m3: factor of a row's scores, in log2 units or as `change` needs it.
     factor: cute.Tensor | None
 
 
@@ -77,7 +79,7 @@ def begin_row(
     for half in cutlass.range_constexpr(2):
         if cutlass.const_expr(plan.config.is_fp8):
             factor = scope.scalars.scale_log2
-            if cutlass.const_expr(plan.config.softcap):
+            if cutlass.const_expr(plan.config.scales_first):
                 factor = scope.scalars.softcap_log2
             scale = score_scale(scope.tensors.tables, work, lane.rows[half].head)
             if cutlass.const_expr(scale is not None):
@@ -91,14 +93,14 @@ def scale_of(
     plan: AttentionPlan, reference: Reference, scalars: Scalars, half: cutlass.Constexpr
 ) -> Float32:
     """Return the factor of a row's scores inside exp2; negative only in `signed` kernels."""
-    if cutlass.const_expr(plan.config.is_fp8 and not plan.config.softcap):
+    if cutlass.const_expr(plan.config.is_fp8 and not plan.config.scales_first):
         return reference.factor[half]
     return scalars.scale_log2
 
 
 def signed(plan: AttentionPlan) -> bool:
-    """Whether `scale_of` may be negative. A softcap has the sign in its own factor."""
-    return (plan.config.q_scale or plan.config.k_scale) and not plan.config.softcap
+    """Whether `scale_of` may be negative. Scores that are scaled first have the sign."""
+    return (plan.config.q_scale or plan.config.k_scale) and not plan.config.scales_first
 
 
 @cute.jit
@@ -153,19 +155,45 @@ def mask(
 
 
 @cute.jit
-def softcap(
+def change(
     plan: AttentionPlan,
     scores: cute.Tensor,
     reference: Reference,
-    scalars: Scalars,
+    lane: Lane,
+    scope: Scope,
+    key: Int32,
     begin: int,
     end: int,
 ) -> None:
-    """Apply `kernelkit.device.online_softmax.softcap_scores` to elements [begin, end)."""
-    factors = scalars.softcap_log2
+    """Apply the softcap or the score_mod to elements [begin, end). key: first key of the tile."""
+    factors = scope.scalars.softcap_log2
     if cutlass.const_expr(plan.config.is_fp8):
         factors = (reference.factor[0], reference.factor[1])
-    softcap_scores(scores, factors, RowView(2, begin, end))
+    if cutlass.const_expr(plan.config.softcap):
+        softcap_scores(scores, factors, RowView(2, begin, end))
+    else:
+        spots, tables = (lane.rows[0].spot, lane.rows[1].spot), scope.tensors.tables.score_mod
+        first, view = key + lane.column, RowView(2, begin, end)
+        program = parsed(plan.config.score_mod)
+        change_scores(program, scores, spots, tables, first, factors, view)
+
+
+@cute.jit
+def hide(
+    plan: AttentionPlan,
+    scores: cute.Tensor,
+    reference: Reference,
+    lane: Lane,
+    scope: Scope,
+    key: Int32,
+    begin: int,
+    end: int,
+) -> None:
+    """Hide keys by the mask_mod, in elements [begin, end). key: first key of the tile."""
+    spots, tables = (lane.rows[0].spot, lane.rows[1].spot), scope.tensors.tables.mask_mod
+    unseen = (hidden(plan, reference, 0), hidden(plan, reference, 1))
+    first, view = key + lane.column, RowView(2, begin, end)
+    hide_scores(parsed(plan.config.mask_mod), scores, spots, tables, first, unseen, view)
 
 
 @cute.jit

@@ -18,7 +18,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Uint64
 
 from fmha.plan import AttentionPlan
-from fmha.shared.args import Globals, Order, Row, Scalars, Tables, Walk, Work
+from fmha.shared.args import Globals, Lists, Order, Row, Scalars, Spot, Tables, Walk, Work
 from kernelkit.device.online_softmax import Branch
 from kernelkit.trees import MAX_TOKENS
 
@@ -114,6 +114,8 @@ def locate(plan: AttentionPlan, tensors: Globals, turn: Int32) -> Work:
     """Return the block that this CTA computes in round `turn`, without its walk."""
     config, tables = plan.config, tensors.tables
     q_block, head, batch = block_of(plan, tensors.order, turn)
+    if cutlass.const_expr(config.block_keys > 0):
+        q_block = ranked_block(plan, tensors, q_block, head, batch)
     rank = Int32(0)
     if cutlass.const_expr(plan.layout.ctas > 1):
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
@@ -128,6 +130,9 @@ def locate(plan: AttentionPlan, tensors: Globals, turn: Int32) -> Work:
     if cutlass.const_expr(config.q_offset):
         offset = tables.q_offset[batch]
         full_end = cutlass.max(cutlass.min(offset + q_length, kv_length), 0)
+    lists = None
+    if cutlass.const_expr(config.block_keys > 0):
+        lists = lists_of(plan, tables, q_block, head, batch)
     return Work(
         q_block=q_block,
         head=head,
@@ -140,7 +145,44 @@ def locate(plan: AttentionPlan, tensors: Globals, turn: Int32) -> Work:
         offset=offset,
         full_end=full_end,
         rank=rank,
+        lists=lists,
     )
+
+
+@cute.jit
+def ranked_block(
+    plan: AttentionPlan, tensors: Globals, rank: Int32, head: Int32, batch: Int32
+) -> Int32:
+    """Return the query block of a rank in the order of a block mask; what is no block stays."""
+    order, of_block = tensors.tables.block_order, plan.layout.of_mask_block
+    last = tuple(size - 1 for size in order.shape)
+    block = cutlass.min(rank // of_block, last[2])
+    first = order[cutlass.min(batch, last[0]), cutlass.min(head, last[1]), block]
+    return first * of_block + rank % of_block if rank < tensors.order.blocks else rank
+
+
+@cute.jit
+def lists_of(
+    plan: AttentionPlan, tables: Tables, q_block: Int32, head: Int32, batch: Int32
+) -> Lists:
+    """Return the blocks of keys that a block mask lists for a query block."""
+    block = q_block // plan.layout.of_mask_block
+    partial, partial_count = list_of(tables.block_counts, tables.block_indices, block, head, batch)
+    full, full_count = list_of(tables.full_counts, tables.full_indices, block, head, batch)
+    return Lists(partial, partial_count, full, full_count)
+
+
+@cute.jit
+def list_of(
+    counts: cute.Tensor, indices: cute.Tensor, block: Int32, head: Int32, batch: Int32
+) -> tuple[cute.Tensor, Int32]:
+    """Return (list, its length) of a query block; a list of one entry or head serves all."""
+    last = tuple(size - 1 for size in counts.shape)
+    # Heads that share tiles share the list, so their number is no index.
+    b, h = cutlass.min(batch, last[0]), cutlass.min(head, last[1])
+    block = cutlass.min(block, last[2])
+    count = cutlass.max(cutlass.min(counts[b, h, block], cute.size(indices, mode=[3])), 0)
+    return indices[b, h, block, None], count
 
 
 @cute.jit
@@ -159,6 +201,8 @@ def plan_walk(plan: AttentionPlan, work: Work, scalars: Scalars) -> Walk:
     config, layout = plan.config, plan.layout
     tile = work.q_block * layout.block_tiles
     first = first_token(plan, tile)
+    if cutlass.const_expr(config.block_keys > 0):
+        return listed_walk(plan, work, first)
     last = first_token(plan, tile + layout.block_tiles - 1) + layout.box_tokens
     last = cutlass.min(last, work.q_length) - 1
     first_end, last_end = work.full_end, work.full_end
@@ -200,6 +244,47 @@ def plan_walk(plan: AttentionPlan, work: Work, scalars: Scalars) -> Walk:
         seen_end=last_end,
         tiles=right + left + sink + free_end - free_begin,
     )
+
+
+@cute.jit
+def listed_walk(plan: AttentionPlan, work: Work, first: Int32) -> Walk:
+    """Return the tiles of the blocks that a block mask lists for `work`, whose first query is
+    `first`."""
+    of_block, lists = plan.config.block_keys // plan.layout.tile_n, work.lists
+    masked, free = lists.partial_count * of_block, lists.full_count * of_block
+    if first >= work.q_length:
+        masked, free = Int32(0), Int32(0)
+    nothing = Int32(0)
+    return Walk(
+        origin=nothing,
+        right=nothing,
+        right_end=nothing,
+        left=nothing,
+        left_end=nothing,
+        sink=nothing,
+        free=free,
+        free_end=nothing,
+        masked=masked,
+        seen_end=work.kv_length,
+        tiles=masked + free,
+        lists=lists,
+    )
+
+
+@cute.jit
+def listed_key(plan: AttentionPlan, walk: Walk, step: Int32) -> Int32:
+    """Return the first key of the tile of step `step` of a listed walk."""
+    keys, tile_n = plan.config.block_keys, plan.layout.tile_n
+    of_block, lists = keys // tile_n, walk.lists
+    number, part = step // of_block, step % of_block
+    last = cute.size(lists.partial) - 1, cute.size(lists.full) - 1
+    block = Int32(0)
+    if step < walk.masked:
+        block = lists.partial[cutlass.min(number, last[0])]
+    else:
+        place = cutlass.max(cutlass.min(number - lists.partial_count, last[1]), 0)
+        block = lists.full[place]
+    return block * keys + part * tile_n
 
 
 @cute.jit
@@ -284,7 +369,7 @@ def row_of(
     if cutlass.const_expr(plan.layout.q_rows < plan.layout.rows):
         if row >= plan.layout.q_rows:
             token, head = work.q_length, work.head * config.group
-    begin, end, sink_end, branch = Int32(0), work.full_end, Int32(0), None
+    begin, end, sink_end, branch, spot = Int32(0), work.full_end, Int32(0), None, None
     depth = token
     if cutlass.const_expr(config.tree):
         branch = branch_of(plan, work, tensors, token)
@@ -296,7 +381,12 @@ def row_of(
         begin = row_begin(work, depth, scalars)
     if cutlass.const_expr(config.sink_tokens):
         sink_end = cutlass.min(scalars.sink_tokens, end)
-    return Row(token, head, begin, end, sink_end, branch)
+    if cutlass.const_expr(config.has_mods):
+        position = token  # with a block mask queries count from 0
+        if cutlass.const_expr(config.block_keys == 0):
+            position = cutlass.max(work.offset + token, 0)
+        spot = Spot(work.batch, head, position)
+    return Row(token, head, begin, end, sink_end, branch, spot)
 
 
 @cute.jit
@@ -319,6 +409,8 @@ def angle_row(work: Work, token: Int32, tables: Tables) -> Int32:
 @cute.jit
 def first_key(plan: AttentionPlan, walk: Walk, step: Int32) -> Int32:
     """Return the first key of the tile of step `step` of the walk, 0 <= step < walk.tiles."""
+    if cutlass.const_expr(plan.config.block_keys > 0):
+        return listed_key(plan, walk, step)
     tile, origin = walk.right_end - 1 - step, walk.origin
     if cutlass.const_expr(plan.config.left):
         if step >= walk.right:

@@ -22,7 +22,9 @@ from fmha.shared.two_rows import (
     asked,
     begin_row,
     bring_near,
+    change,
     exponentiate,
+    hide,
     largest,
     make_reference,
     mask,
@@ -30,7 +32,6 @@ from fmha.shared.two_rows import (
     refer_to,
     rescale,
     round_weights,
-    softcap,
     take_up,
     tile_sums,
     too_large,
@@ -301,13 +302,20 @@ class Math:
         begin: cutlass.Constexpr,
         end: cutlass.Constexpr,
     ) -> None:
-        """Apply softcap and mask to elements [begin, end) of S."""
-        plan = self.plan
-        if cutlass.const_expr(plan.config.softcap):
-            softcap(plan, tile.scores, tile.reference, scope.scalars, begin, end)
+        """Apply softcap, functions of positions and mask to elements [begin, end) of S."""
+        plan, scores, reference = self.plan, tile.scores, tile.reference
+        first = Int32(0)
+        if cutlass.const_expr(plan.config.moves_all):
+            first = first_key(plan, walk, step)
+        if cutlass.const_expr(plan.config.scales_first):
+            change(plan, scores, reference, lane, scope, first, begin, end)
+        if cutlass.const_expr(plan.config.hides_all):
+            hide(plan, scores, reference, lane, scope, first, begin, end)
         if step < walk.masked:
             key = first_key(plan, walk, step)
-            mask(plan, tile.scores, tile.reference, lane, key, begin, end)
+            if cutlass.const_expr(plan.config.hides_blocks):
+                hide(plan, scores, reference, lane, scope, key, begin, end)
+            mask(plan, scores, reference, lane, key, begin, end)
 
     @cute.jit
     def clear_tail_rows(self, scope: Scope, walk: Walk, v_state: object) -> None:

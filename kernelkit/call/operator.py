@@ -400,6 +400,8 @@ class Leaf:
         text = f"{SCHEMA_TYPES[self.kind]}{written}{'?' * self.optional}{sequence} {self.name}"
         if self.default is MISSING:
             return text
+        if self.many:  # a schema has no default of a list of tensors
+            return text.replace("[] ", "[]? ") + "=None"
         literal = f'"{self.default}"' if isinstance(self.default, str) else self.default
         return f"{text}={literal}"
 

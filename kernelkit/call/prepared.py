@@ -9,7 +9,7 @@ import torch
 from torch.autograd import forward_ad
 
 from kernelkit.call.front import Guards, guards_of, kind, layouts, never
-from kernelkit.call.operator import Operator, by_name
+from kernelkit.call.operator import Operator, by_name, one_by_one
 from kernelkit.call.tape import ADDRESS_UNIT, Results, Taping
 from kernelkit.call.tensors import (
     require_apart,
@@ -52,7 +52,7 @@ class Plan:
         """
         flat = operator.schema.flat(given)
         operator.require_usable(flat)
-        tensors = {n: t for n, t in flat.items() if isinstance(t, torch.Tensor)}
+        tensors = one_by_one(flat)
         self._moves = [name for name in moves if name in tensors]
         planned = [tensors.pop(name) for name in self._moves]
         taping = Taping(planned, kept=[*tensors.values()], dry=dry)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import zlib
 from typing import Any
 
 from kernelkit.compile.keys import KernelKey
@@ -28,6 +29,7 @@ PLAIN = (
     "adding", "dtype", "dtypes", "fmt", "instructions", "layout", "record", "scaling", "schedule",
     "scoring",
 )  # fmt: skip
+PROGRAMS = ("mask_mod", "score_mod")  # texts, named by a digest
 _SILENT = re.compile(r"_?kernel$|^signature$|^sm\d+$|^host_function(_of_)?")
 
 
@@ -79,6 +81,8 @@ def _word(name: str, value: Any) -> str:
         return ""
     if value is True:
         return name
+    if name in PROGRAMS and value:
+        return f"{name}_{zlib.crc32(value.encode()):08x}"
     if isinstance(value, tuple):
         value = "_".join(map(str, value))
     if isinstance(value, str):

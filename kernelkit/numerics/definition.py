@@ -7,6 +7,7 @@ of `fmha` and `gqa_lowlatency` find the keys of each entry and call it.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -41,12 +42,20 @@ class Attended:
 
 
 def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor, numbers: Numbers
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    visible: torch.Tensor,
+    numbers: Numbers,
+    change: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> Attended:
     """Softmax attention of query rows [rows, Hq, D] to keys [keys, Hkv, D], v [keys, Hkv, Dv].
 
-    visible: bool [rows, keys]. Query head h reads KV head h // (Hq // Hkv). Keys that no row sees
-    may hold anything, NaN too. A row that sees no key: O = 0, LSE = row_max = -inf, or the sink.
+    visible: bool [rows, keys] or [Hq, rows, keys].
+    change: function of all scores [Hq, rows, keys], after scale and softcap.
+
+    Query head h reads KV head h // (Hq // Hkv). Keys that no row sees may hold anything, NaN too. A
+    row that sees no key: O = 0, LSE = row_max = -inf, or the sink.
 
     The factor of a score is scale q_scale k_scale. 0 gives equal weights to all visible keys, a
     negative one negates the scores. Kernels keep its magnitude in [2^-100, 2^80] in log2 units,
@@ -54,12 +63,15 @@ def attend(
     """
     (rows, q_heads, head_dim), (keys, kv_heads, _) = q.shape, k.shape
     grouped = (kv_heads, q_heads // kv_heads * rows)
-    anyone = visible.any(dim=0)[:, None]
+    anyone = visible.flatten(0, -2).any(dim=0)[:, None]
     queries = q.double().transpose(0, 1).reshape(*grouped, head_dim)
     columns = k.double().transpose(0, 1).masked_fill(~anyone, 0.0)
     values = v.double().transpose(0, 1).masked_fill(~anyone, 0.0)
     products = (queries @ columns.transpose(1, 2)).reshape(q_heads, rows, keys)
-    logits = _logits(products, head_dim, numbers).masked_fill(~visible, -math.inf)
+    logits = _logits(products, head_dim, numbers)
+    if change is not None:
+        logits = change(logits)
+    logits = logits.masked_fill(~visible, -math.inf)
     top = logits.new_full((q_heads, rows), -math.inf)
     if keys:
         top = logits.amax(dim=-1)

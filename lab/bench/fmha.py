@@ -26,6 +26,7 @@ from lab.bench.fmha_peers import (
     compared,
     inputs_of,
     missing,
+    of_recipe,
     sample_of,
     versions_of,
 )
@@ -44,6 +45,7 @@ from lab.measure.timing import reason_of
 from lab.measure.turns import Contestant, figures, flush_buffer, how, meter, take_turns
 from lab.report.attention import draw_any
 from lab.report.documents import Document
+from lab.tools.groups import RECIPES
 from lab.tools.place import why_not_here
 from lab.tools.tables import show, table
 from lab.verbs.dump import rows_of
@@ -56,15 +58,28 @@ def problems_of(options: argparse.Namespace) -> Iterator[tuple[str, Problem]]:
     for name in options.rows or ("anchor",) * (not options.shape):
         for problem in ROWS[name]:
             if not options.head_dim or problem.head_dim in options.head_dim:
-                if problem.mask in options.mask:
+                if not options.mask or problem.mask in options.mask:
                     yield name, _typed(problem, options)
     for head_dim in options.head_dim or OWN_DIMS:
         dims = (head_dim, dict(HEAD_DIMS)[head_dim])
         for size in options.shape or ():
             for causal in (False, True):
                 problem = _typed(Problem(*size, *dims, causal=causal), options)
-                if problem.mask in options.mask and not (causal and problem.sq == 1):
+                wanted = not options.mask or problem.mask in options.mask
+                if wanted and not (causal and problem.sq == 1):
                     yield "shape", problem  # a single row sees everything either way
+            for problem in _recipes(Problem(*size, *dims), options):
+                yield "shape", _typed(problem, options)
+
+
+def _recipes(plain: Problem, options: argparse.Namespace) -> Iterator[Problem]:
+    """The problem with each recipe of --mask; a tree has its own number of queries."""
+    for mask in options.mask:
+        name, _, number = mask.partition(":")
+        if name == "tree":
+            yield of_recipe(dataclasses.replace(plain, sq=int(number)), name)
+        elif number or name in RECIPES:
+            yield of_recipe(plain, mask)
 
 
 def _typed(problem: Problem, options: argparse.Namespace) -> Problem:
@@ -103,7 +118,7 @@ def launches_of(problem: Problem, rows: Sequence[dict]) -> dict[str, Launch]:
     unless it is refused; the row of each says how far it is off, or why it is `refused`."""
     inputs, found, first = inputs_of(problem), {}, None
     dtype = problem.kv_dtype or problem.dtype
-    plain = problem.window is None and not problem.sinks
+    plain = problem.window is None and not problem.sinks and not problem.recipe
     sample = sample_of(problem, inputs) if dtype == FP8 and plain else None
     for row in rows:
         name = row["peer"]

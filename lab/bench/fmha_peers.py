@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import random
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -17,12 +18,16 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from fmha import attention
+from fmha.blocks import block_lists
 from fmha.config import FP8, AttentionConfig
+from fmha.mods import trace_mask_mod, trace_score_mod
 from lab.bench.gqa_peers import MAX_ERROR, WORKSPACE_BYTES, error_of
-from lab.bench.peers import cudnn_graph, flash3
+from lab.bench.peers import cudnn_graph, flash3, flash4_masks
 from lab.bench.peers.run import versions
 from lab.problems.attention import DTYPES
-from lab.tools.groups import spelt
+from lab.problems.masks import Recipe, recipe_of, shifted
+from lab.problems.trees import words_of_tree
+from lab.tools.groups import RECIPES, spelt
 
 TOKENS, COLUMNS = 16384, 2048  # of every row of the first set: batch x S, heads x head dim
 
@@ -36,6 +41,9 @@ class Problem:
     window: number of keys visible before the query's position, None for all.
     sinks: whether a learned logit per query head joins the denominator.
     k_is_v: whether v is the same tensor as k.
+    recipe: mask or scores by a function of positions, of `lab.tools.groups.RECIPES`; 'tree' for
+        queries that are a tree of draft tokens; 'sparse:25' for lists of 25 % of all blocks, drawn
+        at random; '' for none. `causal` is that of the recipe.
     """
 
     batch: int
@@ -51,6 +59,7 @@ class Problem:
     sinks: bool = False
     kv_dtype: str = ""
     k_is_v: bool = False
+    recipe: str = ""
 
     def __str__(self) -> str:
         lengths = spelt(self.sq) if self.sq == self.skv else f"{spelt(self.sq)}x{spelt(self.skv)}"
@@ -67,20 +76,33 @@ class Problem:
     def sight(self) -> str:
         """Describe the keys that a row sees; the window includes the query's position."""
         words = {"full": "full", "causal": "causal", "window": f"window {(self.window or 0) + 1}"}
-        return words[self.mask] + ", sinks" * self.sinks
+        return words.get(self.mask, self.mask) + ", sinks" * self.sinks
 
     @property
     def mask(self) -> str:
         """Name of the mask, as --mask."""
+        if self.recipe:
+            return f"tree:{self.sq}" if self.recipe == "tree" else self.recipe
         if self.window is not None:
             return "window"
         return "causal" if self.causal else "full"
 
     @property
+    def share(self) -> float:
+        """Share of all blocks that a random list has; 0 for other masks."""
+        name, _, percent = self.recipe.partition(":")
+        return int(percent) / 100 if name == "sparse" else 0.0
+
+    @property
     def flop(self) -> int:
         """Operations of both products: a square causal problem counts as half, as benchmarks have
-        it, all others by the pairs that are seen."""
-        if self.mask == "full":
+        it, all others by the pairs that are seen. A recipe counts as the mask without it, but for
+        lists of blocks."""
+        if self.share:
+            pairs = self.sq * self.skv * self.share
+        elif self.recipe and self.causal:
+            pairs = self.sq * self.skv / 2
+        elif self.recipe or self.mask == "full":
             pairs = float(self.sq * self.skv)
         elif self.mask == "causal" and self.sq == self.skv:
             pairs = self.sq * self.skv / 2
@@ -123,6 +145,38 @@ def _fp8() -> tuple[Problem, ...]:
     )
 
 
+def of_recipe(problem: Problem, recipe: str) -> Problem:
+    """Return a problem with a recipe, as causal as the recipe is."""
+    return replace(problem, recipe=recipe, causal=recipe in CAUSAL_RECIPES)
+
+
+def _masks() -> tuple[Problem, ...]:
+    """8k and 32k, head dims 64 and 128, of each recipe and causal beside it."""
+    sizes = itertools.product((8192, 32768), (64, 128), ("", *RECIPES))
+    return tuple(
+        of_recipe(Problem(1, s, s, 16, 16, dim, dim), recipe)
+        if recipe
+        else Problem(1, s, s, 16, 16, dim, dim, causal=True)
+        for s, dim, recipe in sizes
+    )
+
+
+def _trees() -> tuple[Problem, ...]:
+    """Trees of draft tokens over 8k keys, and causal blocks of as many tokens."""
+    return tuple(
+        Problem(8, tokens, 8192, 32, 8, 128, 128, causal=causal, recipe="" if causal else "tree")
+        for tokens in (8, 16, 32, 64)
+        for causal in (True, False)
+    )
+
+
+def _sparse() -> tuple[Problem, ...]:
+    """Random lists of blocks, and all blocks beside them."""
+    sizes = itertools.product((8192, 32768), ("", "sparse:50", "sparse:25", "sparse:10"))
+    return tuple(of_recipe(Problem(1, s, s, 16, 16, 128, 128), recipe) for s, recipe in sizes)
+
+
+CAUSAL_RECIPES = ("document", "alibi", "chunks")
 ROWS = {
     "anchor": _anchor(),
     "gpt-oss": (_gpt_oss(8192, 127), _gpt_oss(2048, 127), _gpt_oss(8192, None)),
@@ -130,12 +184,16 @@ ROWS = {
     "mla": tuple(Problem(2, 8192, 8192, 16, 16, 192, 128, causal=c) for c in (False, True)),
     "fp8": _fp8(),
     "e4m3": _all_fp8(),
+    "masks": _masks(),
+    "trees": _trees(),
+    "sparse": _sparse(),
     "hd512": tuple(
         Problem(1, 8192, 8192, 64, 1, 512, 512, causal=True, k_is_v=same) for same in (False, True)
     ),
 }
 
 
+BLOCKS = (128, 128)  # queries and keys of a block of a block mask
 SAMPLED = 128  # query rows of a head that are computed exactly
 INPUTS = "q, k, v and sinks standard normal, rounded to their dtype"
 OURS = "fmha"
@@ -279,6 +337,7 @@ def adapted(module: ModuleType, **options: Any) -> Peer:
     def make(problem: Problem, inputs: Inputs) -> Launch:
         if reason := module.available():
             raise RuntimeError(reason)
+        _without(problem, "recipe")
         return module.prepare(problem, inputs, **options)
 
     return make
@@ -287,8 +346,46 @@ def adapted(module: ModuleType, **options: Any) -> Peer:
 def _without(problem: Problem, *options: str) -> None:
     """NotImplementedError for a problem that has one of these."""
     for option in options:
-        if getattr(problem, option) not in (None, False):
+        if getattr(problem, option) not in (None, False, ""):
             raise NotImplementedError(f"it takes no {option}")
+
+
+def _recipe(problem: Problem, device: torch.device) -> Recipe:
+    """Return the recipe of a problem; that of a tree as a table of bits."""
+    if problem.recipe == "tree":
+        base, bits = problem.skv - problem.sq, _tree_bits(problem, device)
+        return Recipe(
+            lambda b, h, q, k: (k < base) | bits[q - base, (k - base).clamp(min=0)], tables=(bits,)
+        )
+    return recipe_of(problem.recipe, problem.batch, problem.q_heads, problem.skv, device)
+
+
+def _tree_words(problem: Problem, device: torch.device) -> torch.Tensor:
+    """Return words [sq] of a tree, the same for all entries."""
+    return words_of_tree("branches", problem.sq, random.Random(problem.sq)).to(device)
+
+
+def _tree_bits(problem: Problem, device: torch.device) -> torch.Tensor:
+    """Return bool [sq, sq]: whether a token of the tree sees another."""
+    words = _tree_words(problem, device)
+    return (words[:, None] >> torch.arange(problem.sq, device=device) & 1).bool()
+
+
+def _options_of_recipe(problem: Problem, device: torch.device) -> dict[str, Any]:
+    """Return our arguments for a problem with a recipe."""
+    if problem.recipe == "tree":
+        return {"tree": _tree_words(problem, device).expand(problem.batch, -1).contiguous()}
+    if problem.share:
+        lists, _ = block_lists(_random_blocks(problem, device))
+        return {"block_mask": lists}
+    recipe, given = _recipe(problem, device), {}
+    if recipe.mask_mod is not None:
+        given["mask_mod"] = trace_mask_mod(_mask_of_rows(problem, recipe))
+        given["block_mask"], _ = block_lists(_block_mask(problem, recipe, BLOCKS, device))
+        given["causal"] = False  # part of the mask and its blocks
+    if recipe.score_mod is not None:
+        given["score_mod"] = trace_score_mod(recipe.score_mod)
+    return given
 
 
 def ours(problem: Problem, inputs: Inputs, instructions: str = "") -> Launch:
@@ -299,6 +396,8 @@ def ours(problem: Problem, inputs: Inputs, instructions: str = "") -> Launch:
         given["window"] = (problem.window, None)
     if inputs.sinks is not None:
         given["sinks"] = inputs.sinks.float()
+    if problem.recipe:
+        given |= _options_of_recipe(problem, inputs.q.device)
     return partial(attention, inputs.q, inputs.k, inputs.v, **given)
 
 
@@ -312,6 +411,8 @@ def fa4(problem: Problem, inputs: Inputs) -> Launch:
         given = {"causal": False, "window_size": sides}
     if inputs.sinks is not None:
         given["learnable_sink"] = inputs.sinks
+    if problem.recipe:
+        return partial(flash4_masks.forward, inputs, _fa4_recipe(problem, inputs))
 
     def launch() -> torch.Tensor:
         found = flash_attn_func(inputs.q, inputs.k, inputs.v, **given)
@@ -320,11 +421,84 @@ def fa4(problem: Problem, inputs: Inputs) -> Launch:
     return launch
 
 
+def _fa4_recipe(problem: Problem, inputs: Inputs) -> dict[str, Any]:
+    """Return FlashAttention-4's functions, tables and lists of blocks for a recipe."""
+    if problem.share:
+        blocks = _random_blocks(problem, inputs.q.device)
+        return {"block_sparse_tensors": flash4_masks.block_lists(blocks, BLOCKS[0])}
+    recipe = _recipe(problem, inputs.q.device)
+    sizes = {"offset": problem.skv - problem.sq, "causal": problem.causal, **recipe.numbers}
+    given: dict[str, Any] = flash4_masks.functions(problem.recipe, sizes)
+    if recipe.tables:
+        given["aux_tensors"] = list(recipe.tables)
+    if recipe.mask_mod is None:  # its causal mask goes together with a score_mod
+        return given | {"causal": problem.causal}
+    rows = flash4_masks.BLOCK * (2 if torch.cuda.get_device_capability()[0] == 10 else 1)
+    mask = _block_mask(problem, recipe, (rows, flash4_masks.BLOCK), inputs.q.device)
+    return given | {"block_sparse_tensors": flash4_masks.block_lists(mask, rows)}
+
+
+def _random_blocks(problem: Problem, device: torch.device) -> Any:
+    """Return a BlockMask of whole blocks, drawn at random for each head."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    rows, keys = (-(-n // size) for n, size in zip((problem.sq, problem.skv), BLOCKS, strict=True))
+    generator = torch.Generator(device).manual_seed(0)
+    shape, count = (1, problem.q_heads, rows), max(round(keys * problem.share), 1)
+    order = torch.rand(*shape, keys, generator=generator, device=device).argsort(-1)
+    first = order[..., :count].sort(-1).values
+    indices = torch.cat((first, order[..., count:]), -1).int()
+    none = torch.zeros(shape, dtype=torch.int32, device=device)
+    full = torch.full_like(none, count)
+    sizes = (problem.sq, problem.skv)
+    return BlockMask.from_kv_blocks(none, indices, full, indices, BLOCKS, seq_lengths=sizes)
+
+
+def _block_mask(
+    problem: Problem, recipe: Recipe, block: tuple[int, int], device: torch.device
+) -> Any:
+    """Return FlexAttention's BlockMask of a recipe, the same for all heads."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    mask, sizes = _mask_of_rows(problem, recipe), (problem.batch, None, problem.sq, problem.skv)
+    return create_block_mask(mask, *sizes, device=device, BLOCK_SIZE=block, _compile=True)
+
+
+def _mask_of_rows(problem: Problem, recipe: Recipe) -> Callable[..., Any]:
+    """Return the whole mask as a function of queries that count from 0."""
+    mask = shifted(recipe.whole_mask, problem.skv - problem.sq)
+    assert mask is not None
+    return mask
+
+
+def flex(problem: Problem, inputs: Inputs) -> Launch:
+    """FlexAttention, compiled for this shape, with the BlockMask of the mask."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    _without(problem, "window", "sinks")
+    torch.compiler.reset()  # else the shapes of a run end at the limit of recompilations
+    offset = problem.skv - problem.sq
+    recipe, named = Recipe(causal=problem.causal), problem.recipe and not problem.share
+    if named:
+        recipe = _recipe(problem, inputs.q.device)
+    given: dict[str, Any] = {"enable_gqa": problem.q_heads != problem.kv_heads}
+    if problem.share:
+        given["block_mask"] = _random_blocks(problem, inputs.q.device)
+    elif recipe.whole_mask is not None:
+        given["block_mask"] = _block_mask(problem, recipe, BLOCKS, inputs.q.device)
+    score = recipe.score_mod
+    if score is not None:
+        given["score_mod"] = lambda s, b, h, q, k: score(s, b, h, q + offset, k)
+    heads = tuple(tensor.transpose(1, 2) for tensor in (inputs.q, inputs.k, inputs.v))
+    compiled = torch.compile(flex_attention, dynamic=False)
+    return lambda: compiled(*heads, **given).transpose(1, 2)
+
+
 def sdpa(backend: SDPBackend) -> Peer:
     """A backend of torch's scaled_dot_product_attention."""
 
     def make(problem: Problem, inputs: Inputs) -> Launch:
-        _without(problem, "window", "sinks")
+        _without(problem, "window", "sinks", "recipe")
         square = problem.sq == problem.skv
         bias = (
             causal_lower_right(problem.sq, problem.skv) if problem.causal and not square else None
@@ -359,7 +533,7 @@ def flashinfer(problem: Problem, inputs: Inputs) -> Launch:
     """FlashInfer's prefill over ragged keys, in the backend that it chooses."""
     from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
 
-    _without(problem, "sinks")
+    _without(problem, "sinks", "recipe")
     q, k, v = (tensor.flatten(0, 1) for tensor in (inputs.q, inputs.k, inputs.v))
     entries = torch.arange(problem.batch + 1, dtype=torch.int32, device=q.device)
     workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=q.device)
@@ -380,6 +554,7 @@ PEERS: dict[str, Peer] = {
     OURS: ours,
     "mma.sync": partial(ours, instructions="mma.sync"),
     "fa4": fa4,
+    "flex": flex,
     "fa3": adapted(flash3),
     "cudnn-graph": adapted(cudnn_graph),
     "cudnn-graph-e4m3": adapted(cudnn_graph, out="e4m3"),

@@ -107,7 +107,7 @@ KINDS["rest"] = (*set(SOFTMAX_KINDS).difference(*KINDS.values()),)
 def grid(options: argparse.Namespace) -> Iterator[Cell]:
     """Cells of the static table: head dims x masks."""
     same = {"dtype": options.dtype or "bf16", "schedule": options.schedule}
-    for head_dim, mask in itertools.product(options.head_dim or OWN_DIMS, options.mask):
+    for head_dim, mask in itertools.product(options.head_dim or OWN_DIMS, options.mask or MASKS):
         v_dim = dict(HEAD_DIMS)[head_dim]
         dims = {"head_dim": head_dim, "v_head_dim": 0 if v_dim == head_dim else v_dim}
         config = AttentionConfig(**dims, **same, **MASKS[mask])

@@ -124,6 +124,9 @@ def _attention(arch: str) -> Iterator[Problem]:
         "no keys": {"batch": 2, "kv_lens": (0, 130), "softcap": 20.0},
         "rope": {"rope_dim": 32, "window": (90, 0), "sink_tokens": 4},
         "pdl": {"pdl": True},
+        "mask_mod": {"mask": "document", "causal": True, "softcap": 20.0},
+        "score_mod": {"mask": "alibi", "batch": 2, "kv_lens": (270, 5)},
+        "block_mask": {"mask": "prefix", "blocks": 128, "dims": (128, 128)},
         "tree": {"tree": "branches", "window": (90, None), "batch": 2, "q_lens": (64, 5)},
     }
     for name, options in more.items():

@@ -36,8 +36,9 @@ HOW_TO_GET_CUTLASS = "CUTLASS's kernels are not installed: pass a checkout with 
 _OF_CUTLASS = "fmha.py"  # its attention, somewhere below _EXAMPLES
 _EXAMPLES = Path("examples", "python", "CuTeDSL")
 # what neither of them has, by the name of a case's field and its value without it
-_OURS_ALONE = {"sink_tokens": 0, "tree": "", "kv_lens": None, "q_lens": None, "k_lens": None,
-               "page_size": 0, "rope_dim": 0, "q_offset": None, "normalize": True}  # fmt: skip
+_OURS_ALONE = {"sink_tokens": 0, "tree": "", "mask": "", "blocks": 0, "kv_lens": None,
+               "q_lens": None, "k_lens": None, "page_size": 0, "rope_dim": 0, "q_offset": None,
+               "normalize": True}  # fmt: skip
 
 
 def peers_of(subject: str) -> dict[str, Peer]:

@@ -184,7 +184,7 @@ def add_case(parser: argparse.ArgumentParser, sizes: dict[str, int] = PLAIN) -> 
     )
     switch(group, "scales", "use scales for e4m3 inputs, one per head")
     group = parser.add_argument_group("what a row sees")
-    groups.add_visibility(group, causal=False)
+    groups.add_visibility(group, causal=False, recipes=True)
     last = "such that the last query is at the last key"
     add(group, "q-offset", "position of the first query", type=position, shown=last)
     groups.add_scores(parser.add_argument_group("scores"))

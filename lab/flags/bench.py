@@ -8,9 +8,10 @@ from pathlib import Path
 from fmha.config import FP8, HEAD_DIMS, IO_DTYPES, SCHEDULES
 from gqa_lowlatency.config import KV_DTYPES, TUNABLE
 from kernelkit.compile.arch import ARCHITECTURES
+from kernelkit.trees import MAX_TOKENS
 from lab.flags import attention
 from lab.tools import groups
-from lab.tools.groups import add, switch
+from lab.tools.groups import RECIPES, add, switch
 
 # of the static table of fmha -> fields of its config
 MASKS = {
@@ -22,9 +23,9 @@ MASKS = {
 }
 OWN_DIMS = (64, 128)
 # of lab.bench.fmha_peers, which imports torch
-ROWS = ("anchor", "gpt-oss", "gqa", "mla", "fp8", "e4m3", "hd512")
+ROWS = ("anchor", "gpt-oss", "gqa", "mla", "fp8", "e4m3", "masks", "trees", "sparse", "hd512")
 FMHA_PEERS = (
-    *("fmha", "mma.sync", "fa4", "fa3", "cudnn-graph", "cudnn-graph-e4m3", "cudnn", "fa2"),
+    *("fmha", "mma.sync", "fa4", "flex", "fa3", "cudnn-graph", "cudnn-graph-e4m3", "cudnn", "fa2"),
     "flashinfer",
 )
 # of lab.bench.gqa_peers.PEERS, which imports torch
@@ -54,6 +55,17 @@ def tuning(text: str) -> dict[str, int]:
     return fields
 
 
+def mask(text: str) -> str:
+    """Argument type: a mask, a recipe, 'tree:N' or 'sparse:P'."""
+    name, _, number = text.partition(":")
+    most = {"tree": MAX_TOKENS, "sparse": 100}.get(name, 0)
+    is_numbered = number.isdecimal() and 1 <= int(number) <= most
+    if text not in (*MASKS, *RECIPES) and not is_numbered:
+        names = ", ".join((*MASKS, *RECIPES, f"tree:1 to tree:{MAX_TOKENS}"))
+        raise argparse.ArgumentTypeError(f"{text!r}: one of {names}, sparse:1 to sparse:100")
+    return text
+
+
 def add_fmha(parser: argparse.ArgumentParser) -> None:
     """Flags of `bench.py fmha`."""
     group = parser.add_argument_group("problems")
@@ -69,8 +81,10 @@ def add_fmha(parser: argparse.ArgumentParser) -> None:
     some = {"type": int, "choices": [*dict(HEAD_DIMS)], "nargs": "+", "metavar": "D"}
     words = "columns of Q and K: for --shape and the static table, and as a filter for sets"
     add(group, "head-dim", words, (), shown=f"{' '.join(map(str, OWN_DIMS))}, and all", **some)
-    some = {"choices": MASKS, "nargs": "+", "metavar": "MASK", "shown": "all"}
-    add(group, "mask", f"masks: {', '.join(MASKS)}", (*MASKS,), **some)
+    some = {"type": mask, "nargs": "+", "metavar": "MASK", "shown": "all but recipes"}
+    names = ", ".join((*MASKS, *RECIPES))
+    words = f"masks: {names}, tree:N for N draft tokens, or sparse:P for P %% of all blocks"
+    add(group, "mask", words, (), **some)
     dtypes = {"choices": (*IO_DTYPES, FP8), "shown": "of the set, bf16 with --shape"}
     add(group, "dtype", "dtype of q, k and v", "", **dtypes)
     add(

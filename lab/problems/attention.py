@@ -19,6 +19,7 @@ from kernelkit.call.launch import emulation
 from kernelkit.numerics import tolerance
 from lab.flags.attention import OPTIONS
 from lab.problems import extremes
+from lab.problems.masks import Recipe, lists_of, recipe_of, shifted
 from lab.problems.trees import words_of_tree
 from ptxemu import Options
 from ptxemu.check.text import render
@@ -64,6 +65,10 @@ class Case(Tuning):  # type: ignore[misc, valid-type]
     depth: its square lowers all scores, before they are scaled.
     sink_value: sink of every other head, from the first on.
     tree: kind of words of the queries, one of `lab.tools.groups.TREES`; '' for none.
+    mask: recipe of functions of positions, one of `lab.tools.groups.RECIPES`; '' for none. It is
+        causal only if `causal` says so.
+    blocks: size of the blocks of a block mask, which has the causal mask and the recipe, or without
+        both whole blocks at random; 0 for none.
     tokens_first: whether tokens, not heads, come first in memory.
     scales: whether each head of an e4m3 tensor has a scale.
     k_is_v: whether V is the same tensor as K.
@@ -82,6 +87,8 @@ class Case(Tuning):  # type: ignore[misc, valid-type]
     dims: tuple[int, int] = (64, 64)
     window: tuple[int | None, int | None] = (None, None)
     tree: str = ""
+    mask: str = ""
+    blocks: int = 0
     sink_tokens: int = 0
     softcap: float = 0.0
     sinks: bool = False
@@ -118,7 +125,8 @@ class Case(Tuning):  # type: ignore[misc, valid-type]
         parts += ["raw"] * (not self.normalize) + ["causal"] * self.causal
         if self.window != (None, None):
             parts += ["w{}.{}".format(*("-" if side is None else side for side in self.window))]
-        parts += [self.tree] * bool(self.tree)
+        parts += [self.tree] * bool(self.tree) + [self.mask] * bool(self.mask)
+        parts += [f"blocks{self.blocks}"] * bool(self.blocks)
         for name, value in (
             ("first", self.sink_tokens),
             ("cap", self.softcap),
@@ -164,14 +172,19 @@ class Case(Tuning):  # type: ignore[misc, valid-type]
         static = (
             self.dims, self.dtype, self.out_dtype, self.out_scale > 0, self.normalize,
             self.causal or self.window[1] is not None, self.window[0] is not None,
-            self.tree != "", self.sink_tokens > 0, self.softcap > 0, self.sinks,
-            self.q_offset is not None,
+            self.tree != "", self._mask_key(), self.sink_tokens > 0, self.softcap > 0, self.sinks,
+            self.blocks, self.q_offset is not None,
             self.q_lens is not None, self.k_lens is not None, self.kv_lens is not None,
             self.page_size, self.rope_dim, self.pack_heads,
             *(getattr(self, option.name) for option in OPTIONS),
             self.kv_dtype, self.scales, self.k_is_v,
         )  # fmt: skip
         return f"{zlib.crc32(repr(static).encode()):08x}"
+
+    def _mask_key(self) -> tuple[str, ...]:
+        """What decides the programs of a recipe: some have sizes as constants."""
+        sizes = (max(self.keys, default=0),) if self.mask in ("sliding-global", "chunks") else ()
+        return (self.mask, *map(str, sizes))
 
     @property
     def queries(self) -> tuple[int, ...]:
@@ -314,6 +327,7 @@ class Case(Tuning):  # type: ignore[misc, valid-type]
             options["page_table"] = self.page_table()
         if self.tree:
             options["tree"] = self._words_of_tree()
+        options |= self.functions()
         if self.sinks:
             spread = torch.linspace(-2.0, 4.0, self.heads[0])
             options["sinks"] = torch.roll(spread, 1)  # the first head has the strongest sink
@@ -328,6 +342,22 @@ class Case(Tuning):  # type: ignore[misc, valid-type]
         if self.scales:
             options |= self._scales_of_heads()
         return options
+
+    def functions(self, device: torch.device | str = "cpu") -> dict[str, Any]:
+        """Functions of positions and lists of blocks, whose tensors are on a device."""
+        ends = [start + n for start, n in zip(self.offsets, self.queries, strict=True)]
+        found = Recipe()
+        if self.mask:
+            positions = max(*ends, *self.keys, 1)
+            found = recipe_of(self.mask, self.batch, self.heads[0], positions, device)
+        mask, named = found.mask_mod, {"score_mod": found.score_mod}
+        if self.blocks:
+            mask = shifted(replace(found, causal=self.causal).whole_mask, self.skv - self.sq)
+            shape = (self.batch, self.heads[0], self.sq, self.skv)
+            named["block_mask"] = lists_of(mask, shape, self.blocks, device)
+            named["causal"] = False
+        named["mask_mod"] = mask
+        return {name: function for name, function in named.items() if function is not None}
 
     def _words_of_tree(self) -> torch.Tensor:
         """Return the words of the queries, another tree for each entry."""
@@ -459,7 +489,8 @@ def references(
     several references, whose maxima lag by other shares.
 
     An O in e4m3 is left in fp32: `tolerance.compare_e4m3` rounds it."""
-    inputs, options = inputs or case.inputs(), case.options()
+    inputs = inputs or case.inputs()
+    options = case.options() | case.functions(inputs[0].device)
     exact = reference.definition(*inputs, **options)
     o_dtype = "fp32" if case.o_dtype == FP8 else case.o_dtype
     options |= {"out_dtype": DTYPES[o_dtype], "aligned_sums": aligned_sums}

@@ -39,7 +39,18 @@ from ptxemu import LaunchReport
 # Flags that are fields of a Case by the same name.
 FIELDS = (
     *("dtype", "kv_dtype", "out_dtype", "scales", "causal", "window", "sink_tokens", "softcap"),
-    *("tree", "sinks", "q_offset", "page_size", "rope_dim", "k_is_v", "pack_heads", "pdl"),
+    *(
+        "tree",
+        "mask",
+        "blocks",
+        "sinks",
+        "q_offset",
+        "page_size",
+        "rope_dim",
+        "k_is_v",
+        "pack_heads",
+        "pdl",
+    ),
     *TUNABLE,
 )
 # Each asks for something else: ragged tails under causal; a window whose gap to the first keys is
@@ -88,7 +99,8 @@ def arguments_of(case: Case, device: str) -> Arguments:
     """Return the operator's arguments; on 'meta' they can only be planned, not computed."""
     options = case.arguments()
     del options["return_lse"]
-    return Arguments(**fields_of(*case.inputs(device), moved(options, device)))
+    options = moved(options, device) | case.functions(device)
+    return Arguments(**fields_of(*case.inputs(device), options))
 
 
 def moved(options: dict[str, Any], device: str) -> dict[str, Any]:
@@ -160,6 +172,7 @@ class Attention(family.Problem):
 
     def calls(self, drawn: Inputs, place: Place) -> dict[str, Callable[[], Any]]:
         arguments = moved(self.case.arguments(), place.device) | place.given
+        arguments |= self.case.functions(place.device)
         return {"": partial(attention, *drawn, **arguments)}
 
     def judge(self, drawn: Inputs, name: str, results: Any, slack: float) -> dict[str, Any]:
@@ -222,8 +235,15 @@ def query_blocks(arguments: Arguments, plan: AttentionPlan, arch: str) -> Sectio
         ("all blocks", f"{of_head} per {whose} x {plural(heads, whose)} of all entries"),
         ("launched", _launched(of_head * heads, layout.ctas, at_once, arch)),
         ("order", _order(heads, heads_of_section(problem_of(arguments), config, arch, at_once))),
-        ("key tiles", f"{layout.tile_n} keys, from the first key that a row of the block sees"),
+        ("key tiles", f"{layout.tile_n} keys, {_walked(config)}"),
     ]
+
+
+def _walked(config: AttentionConfig) -> str:
+    """Which key tiles a block has."""
+    if config.block_keys:
+        return "of the blocks that a block mask lists"
+    return "from the first key that a row of the block sees"
 
 
 def _rows(plan: AttentionPlan) -> str:

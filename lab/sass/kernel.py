@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -66,6 +67,8 @@ SASS_KINDS: Kinds = {
     "integer and moves": ("",),
 }
 
+LONGEST = 150  # characters of a file's name before its ending
+
 
 def count_kinds(text: str, instruction: re.Pattern, kinds: Kinds) -> Counter:
     """Instructions of a listing by kind, in the order of `kinds`."""
@@ -80,6 +83,8 @@ def write_to(folder: Path, name: str, compiled: Any) -> tuple[Path, Path]:
     """Write (PTX, cubin) of what `compile_once` returned; `name` becomes that of the files."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = re.sub(r"[^\w.]+", "_", name)
+    if len(stem) > LONGEST:  # a config may hold a program
+        stem = f"{stem[:LONGEST]}_{zlib.crc32(name.encode()):08x}"
     ptx, cubin = folder / f"{stem}.ptx", folder / f"{stem}.cubin"
     ptx.write_text(compiled.ptx, encoding="utf-8")
     cubin.write_bytes(compiled.cubin)

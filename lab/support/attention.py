@@ -33,6 +33,10 @@ MASKS: dict[str, dict[str, Any]] = {
     "tree": {"tree": "branches"},
     "tree + window=(30, None)": {"tree": "branches", "window": (30, None)},
     "tree + window=(30, 3)": {"tree": "branches", "window": (30, 3)},
+    "mask_mod": {"mask": "document"},
+    "causal + mask_mod": {"causal": True, "mask": "prefix"},
+    "score_mod": {"mask": "alibi"},
+    "block_mask": {"mask": "sliding-global", "blocks": 128},
 }
 RESULTS = {"O": True, "O + LSE": True, "normalize=False": False}
 SOFTCAPS = {"none": 0.0, "30": 30.0, "5000": 5000.0}

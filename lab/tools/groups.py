@@ -18,6 +18,8 @@ from ptxemu.options import POLICIES
 
 ARCHS = ("sm_100a", "sm_90a")  # what kernels are written for, the first by default
 TREES = ("branches", "mask", "block", "chain")  # kinds of words of draft tokens
+# masks and scores by functions of positions, of lab.problems.masks
+RECIPES = ("document", "alibi", "prefix", "sliding-global", "softcap", "chunks")
 ALL_ARCHS = (*dict.fromkeys((*ARCHS, *ARCHITECTURES)),)  # where there are kernels on mma.sync, too
 SERVED = (*(arch for arch in ALL_ARCHS if written_for(arch) in ARCHS),)  # run what is for ARCHS
 MAX_COUNT = (1 << 31) - 1
@@ -145,10 +147,11 @@ def add_dtypes(
     add(group, "out-dtype", "dtype of O", "", shown="as --dtype", choices=out)
 
 
-def add_visibility(group: argparse._ArgumentGroup, *, causal: bool) -> None:
+def add_visibility(group: argparse._ArgumentGroup, *, causal: bool, recipes: bool = False) -> None:
     """Add flags for what a query sees.
 
-    causal: the default."""
+    causal: the default.
+    recipes: whether there are functions of positions."""
     words = f"a query sees no key after its own position; default: {'yes' if causal else 'no'}"
     wish = {"action": argparse.BooleanOptionalAction, "default": causal}
     group.add_argument("--causal", help=words, **wish)
@@ -158,6 +161,11 @@ def add_visibility(group: argparse._ArgumentGroup, *, causal: bool) -> None:
     words = "bits that say which of the newest tokens each of them sees: of a random tree, random "
     words += "ones, all, or those of a causal block"
     add(group, "tree", words, "", shown="no tree", choices=TREES)
+    words = "mask or scores by a function of positions, a recipe of docs/masks.md"
+    if recipes:
+        add(group, "mask", words, "", shown="none", choices=RECIPES)
+        words = "size of the blocks of a block mask: of the mask, or random ones without a mask"
+        add(group, "blocks", words, 0, type=count, shown="none")
     add(
         group, "sink-tokens", "first keys that are visible in addition to the window", 0, type=count
     )

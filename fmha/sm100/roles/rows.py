@@ -12,7 +12,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 from cutlass.pipeline import PipelineState
 
-from fmha.shared.args import Buffers, Pipes, Row, Scalars, Scope, Work
+from fmha.shared.args import Buffers, Pipes, Row, Scalars, Scope, Tables, Work
 from fmha.shared.walk import row_of
 from fmha.sm100.layout import STATISTICS
 from fmha.sm100.plan import Plan
@@ -42,6 +42,7 @@ class Lane:
     buffers: Buffers
     pipes: Pipes
     negative: Boolean | None = None  # whether scores are negated: their factor is below 0
+    tables: Tables | None = None  # of functions of positions; None without one
 
 
 @cute.jit
@@ -102,7 +103,8 @@ def own_row(plan: Plan, work: Work, scope: Scope, q_tile: Int32) -> OwnRow:
     row, half = lane % rows, lane // rows
     of = row_of(plan, work, scope.tensors, scope.scalars, q_tile, row)
     return OwnRow(
-        of.token, of.head, of.begin, of.end, of.sink_end, of.branch, lane, row, half, q_tile
+        *(of.token, of.head, of.begin, of.end, of.sink_end, of.branch, of.spot),
+        *(lane, row, half, q_tile),
     )
 
 
@@ -115,10 +117,10 @@ def o_column(plan: Plan, lane: Lane) -> Int32:
 def told_in_log2(plan: Plan) -> bool:
     """Return whether a row's maximum is published in log2 units.
 
-    True if the scores have scale factors beyond that of the launch. With a softcap those are
-    applied before the scores.
+    True if the scores have scale factors beyond that of the launch. With a softcap or a score_mod
+    those are applied to q.k before.
     """
-    return plan.config.is_fp8 and not plan.config.softcap
+    return plan.config.is_fp8 and not plan.config.scales_first
 
 
 @cute.jit

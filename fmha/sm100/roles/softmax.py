@@ -21,8 +21,10 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32
 from cutlass.pipeline import PipelineState
 
+from fmha.mods import parsed
 from fmha.shared.args import IO_TYPES, Scalars, Scope, Work
 from fmha.shared.fp8 import anew, largest_of, place_of, power_of, score_scale, two_terms
+from fmha.shared.mods import change_scores, hide_scores
 from fmha.shared.walk import count_rounds, first_key, locate, plan_walk
 from fmha.sm100.layout import CHUNK
 from fmha.sm100.plan import Plan
@@ -42,6 +44,7 @@ from kernelkit.device.buffers import buffer_at
 from kernelkit.device.control import once
 from kernelkit.device.online_softmax import (
     ONE_HOT_LOG2,
+    RowView,
     bounded_factor,
     bring_near,
     exponentiate,
@@ -145,6 +148,7 @@ class Step:
 
     is_first: whether it is the first tile of the block, so that there is no O to rescale.
     key: first key of the tile, None if the row sees all of it.
+    first: first key of the tile for functions of positions, None without one.
     """
 
     s_state: PipelineState
@@ -152,6 +156,7 @@ class Step:
     o_state: PipelineState
     is_first: Boolean
     key: Int32 | None
+    first: Int32 | None = None
 
 
 class Softmax:
@@ -182,13 +187,15 @@ class Softmax:
                     scope.pipes.terms.signal(q_tile)
                     q_state.advance()
             scalars, negative = self.own_scalars(scope, work, row, power)
-            lane = Lane(row, scores, scalars, scope.buffers, scope.pipes, negative)
+            tables = scope.tensors.tables if cutlass.const_expr(plan.config.has_mods) else None
+            lane = Lane(row, scores, scalars, scope.buffers, scope.pipes, negative, tables)
             row_max, row_sum, shift = -Float32.inf, Float32(0.0), Float32(0.0)
             for step in cutlass.range(walk.masked, unroll=1):
                 key, is_first = first_key(plan, walk, step), step == 0
                 if not is_first:
                     row_state.advance()
-                tile = Step(s_state, row_state, o_state, is_first, key)
+                first = key if cutlass.const_expr(plan.config.has_mods) else None
+                tile = Step(s_state, row_state, o_state, is_first, key, first)
                 row_max, row_sum, shift = self.do_tile(lane, row_max, row_sum, shift, tile)
                 for _ in cutlass.range_constexpr(q_tiles):
                     s_state.advance()
@@ -197,7 +204,10 @@ class Softmax:
                 is_first = step == 0
                 if not is_first:
                     row_state.advance()
-                tile = Step(s_state, row_state, o_state, is_first, None)
+                first = None
+                if cutlass.const_expr(plan.config.moves_all):
+                    first = first_key(plan, walk, step)
+                tile = Step(s_state, row_state, o_state, is_first, None, first)
                 row_max, row_sum, shift = self.do_tile(lane, row_max, row_sum, shift, tile)
                 for _ in cutlass.range_constexpr(q_tiles):
                     s_state.advance()
@@ -221,13 +231,13 @@ class Softmax:
         scalars, config = scope.scalars, self.plan.config
         factor = score_scale(scope.tensors.tables, work, row.head)
         negative = None
-        if cutlass.const_expr(factor is not None and not config.softcap):
+        if cutlass.const_expr(factor is not None and not config.scales_first):
             negative = factor < 0.0
         if cutlass.const_expr(config.q_terms > 1):
             factor = power if cutlass.const_expr(factor is None) else factor * power
         if cutlass.const_expr(factor is None):
             return scalars, None
-        if cutlass.const_expr(config.softcap):
+        if cutlass.const_expr(config.scales_first):
             return replace(
                 scalars, softcap_log2=bounded_factor(scalars.softcap_log2 * factor)
             ), None
@@ -359,7 +369,8 @@ class Softmax:
     def find_top(
         self, lane: Lane, row_max: Float32, step: Step, negated: cutlass.Constexpr
     ) -> Float32:
-        """Read S and apply softcap and mask; return the row's largest score so far."""
+        """Read S and apply softcap, functions of positions and mask; return the row's largest score
+        so far."""
         config = self.plan.config
         lane.pipes.s.wait(step.s_state)
         self.read_scores(lane, step.s_state.index)
@@ -367,6 +378,8 @@ class Softmax:
             negate(lane.scores, lane.negative)
         if cutlass.const_expr(config.softcap):
             softcap_scores(lane.scores, lane.scalars.softcap_log2)
+        if cutlass.const_expr(step.first is not None):
+            self.apply_functions(lane, step.first, step.key is not None)
         if cutlass.const_expr(step.key is not None):
             self.mask(lane, step.key)
         top = top_score(lane.scores, row_max)
@@ -417,6 +430,23 @@ class Softmax:
             part = tmem.columns_of(lane.scores, column, width)
             tmem.load_row(tile, part, lane.row.lane)
         tmem.wait_loads()
+
+    @cute.jit
+    def apply_functions(self, lane: Lane, key: Int32, masked: cutlass.Constexpr) -> None:
+        """Apply the score_mod and the mask_mod to the tile from `key` on.
+
+        masked: whether the tile needs a mask; if not, a block mask may list it as seen.
+        """
+        config, spots = self.plan.config, (lane.row.spot,)
+        first = key + lane.row.half * self.plan.layout.lane_columns
+        view = RowView(1, 0, cute.size(lane.scores))
+        if cutlass.const_expr(config.score_mod != ""):
+            program, tables = parsed(config.score_mod), lane.tables.score_mod
+            scale = lane.scalars.softcap_log2
+            change_scores(program, lane.scores, spots, tables, first, scale, view)
+        if cutlass.const_expr(config.hides_all or (config.hides_blocks and masked)):
+            program, tables = parsed(config.mask_mod), lane.tables.mask_mod
+            hide_scores(program, lane.scores, spots, tables, first, -Float32.inf, view)
 
     @cute.jit
     def mask(self, lane: Lane, key: Int32) -> None:
