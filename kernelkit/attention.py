@@ -22,9 +22,8 @@ from kernelkit.call.tensors import (
     require_tma,
     require_type,
 )
-from kernelkit.plan.limits import FLT_MAX, FLT_MIN, UNBOUNDED
+from kernelkit.plan.limits import FLT_MAX, FLT_MIN, MAX_TREE_TOKENS, UNBOUNDED
 from kernelkit.plan.log2 import LOG2_E
-from kernelkit.trees import MAX_TOKENS as MAX_TREE_TOKENS
 
 Sides = tuple[int | None, int | None]
 Window = int | Sides | None

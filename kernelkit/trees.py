@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 
 from kernelkit.call.tensors import require_type
+from kernelkit.plan.limits import MAX_TREE_TOKENS
 
-MAX_TOKENS = 64  # bits of a word
-DOUBLINGS = MAX_TOKENS.bit_length() - 1  # of the distance to an ancestor
+DOUBLINGS = MAX_TREE_TOKENS.bit_length() - 1  # of the distance to an ancestor
 
 
 def tree_of_parents(parents: torch.Tensor) -> torch.Tensor:
@@ -64,8 +64,8 @@ def tree_of_mask(mask: torch.Tensor) -> torch.Tensor:
 
 def _tokens(name: str, tensor: torch.Tensor) -> int:
     tokens = tensor.shape[-1] if tensor.ndim else 0
-    if not 1 <= tokens <= MAX_TOKENS:
-        raise ValueError(f"{name} has {tokens} tokens: from 1 to {MAX_TOKENS}")
+    if not 1 <= tokens <= MAX_TREE_TOKENS:
+        raise ValueError(f"{name} has {tokens} tokens: from 1 to {MAX_TREE_TOKENS}")
     return tokens
 
 

@@ -20,7 +20,7 @@ from cutlass import Boolean, Int32, Int64, Uint64
 from fmha.plan import AttentionPlan
 from fmha.shared.args import Globals, Lists, Order, Row, Scalars, Spot, Tables, Walk, Work
 from kernelkit.device.online_softmax import Branch
-from kernelkit.trees import MAX_TOKENS
+from kernelkit.plan.limits import MAX_TREE_TOKENS
 
 
 @cute.jit
@@ -373,7 +373,7 @@ def row_of(
     depth = token
     if cutlass.const_expr(config.tree):
         branch = branch_of(plan, work, tensors, token)
-        earlier = (Uint64(1) << cutlass.min(token, MAX_TOKENS - 1)) - 1
+        earlier = (Uint64(1) << cutlass.min(token, MAX_TREE_TOKENS - 1)) - 1
         depth = Int32(cute.arch.popc(branch.word & earlier))
     if cutlass.const_expr(config.right):
         end = row_end(work, token, scalars)

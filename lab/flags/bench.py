@@ -8,7 +8,7 @@ from pathlib import Path
 from fmha.config import FP8, HEAD_DIMS, IO_DTYPES, SCHEDULES
 from gqa_lowlatency.config import KV_DTYPES, TUNABLE
 from kernelkit.compile.arch import ARCHITECTURES
-from kernelkit.trees import MAX_TOKENS
+from kernelkit.plan.limits import MAX_TREE_TOKENS
 from lab.flags import attention
 from lab.tools import groups
 from lab.tools.groups import RECIPES, add, switch
@@ -58,10 +58,10 @@ def tuning(text: str) -> dict[str, int]:
 def mask(text: str) -> str:
     """Argument type: a mask, a recipe, 'tree:N' or 'sparse:P'."""
     name, _, number = text.partition(":")
-    most = {"tree": MAX_TOKENS, "sparse": 100}.get(name, 0)
+    most = {"tree": MAX_TREE_TOKENS, "sparse": 100}.get(name, 0)
     is_numbered = number.isdecimal() and 1 <= int(number) <= most
     if text not in (*MASKS, *RECIPES) and not is_numbered:
-        names = ", ".join((*MASKS, *RECIPES, f"tree:1 to tree:{MAX_TOKENS}"))
+        names = ", ".join((*MASKS, *RECIPES, f"tree:1 to tree:{MAX_TREE_TOKENS}"))
         raise argparse.ArgumentTypeError(f"{text!r}: one of {names}, sparse:1 to sparse:100")
     return text
 

@@ -6,7 +6,8 @@ import random
 
 import torch
 
-from kernelkit.trees import MAX_TOKENS, tree_of_mask, tree_of_parents
+from kernelkit.plan.limits import MAX_TREE_TOKENS
+from kernelkit.trees import tree_of_mask, tree_of_parents
 
 
 def words_of_tree(kind: str, tokens: int, pick: random.Random) -> torch.Tensor:
@@ -18,8 +19,8 @@ def words_of_tree(kind: str, tokens: int, pick: random.Random) -> torch.Tensor:
     """
     if tokens == 0:
         return torch.zeros(0, dtype=torch.int64)
-    if tokens > MAX_TOKENS:
-        raise ValueError(f"tree with {tokens} query tokens of an entry: at most {MAX_TOKENS}")
+    if tokens > MAX_TREE_TOKENS:
+        raise ValueError(f"tree with {tokens} query tokens of an entry: at most {MAX_TREE_TOKENS}")
     if kind == "branches":
         near = pick.choice((1, 4, tokens))  # deep trees, or wide ones
         parents = [max(token - pick.randint(1, near), -1) for token in range(tokens)]

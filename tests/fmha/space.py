@@ -67,7 +67,8 @@ FACTORS = {
     "rope_dim": (0, 64),
     "amplitude": (1.0, 4.0),
 }
-FIELDS = [name for name in FACTORS if name in Case.__dataclass_fields__]
+# MASKS has the fields of a mask; the field `mask` is a recipe of functions, see test_masks.py.
+FIELDS = [name for name in FACTORS if name in Case.__dataclass_fields__ and name != "mask"]
 
 
 def lengths(size: str, queries: str, keys: str | int) -> tuple[tuple[int, ...], tuple[int, ...]]:
