@@ -127,7 +127,7 @@ WITHOUT = {  # names without a base, since users pass them no arguments
     "Request": "a result", "StepView": "a result", "Step": "a result", "Work": "a result",
     "Pool": "an enum", "BlockFormat": "a row of FORMATS",
     "ring_attention": "needs ranks, and is fmha.attention on each",
-    "Mod": "a result", "BlockLists": "a result, or of lists that tests/fmha/test_masks.py makes wrong",
+    "Mod": "a result", "BlockLists": "tests/fmha/test_masks.py makes wrong ones",
     "block_lists": "takes a mask of another library; tests/fmha/test_masks.py",
     "trace_mask_mod": "takes a function; tests/fmha/test_mods.py",
     "trace_score_mod": "takes a function; tests/fmha/test_mods.py",
