@@ -140,6 +140,7 @@ def given_of(row: Row) -> Given:
         "activations": activations,
         "expert_range": RANK if rank else None,
         "tile_rows": tile_rows,
+        "few_rows": False,  # the steps, which have more to refuse than the launch for few rows
     }
     if row["router"].startswith("Chosen"):
         dtype = torch.int64 if "int64" in row["router"] else torch.int32

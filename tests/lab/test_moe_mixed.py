@@ -53,7 +53,7 @@ def test_a_layer_runs_and_is_judged(written, arch, more):
     assert found["checks"]["errors"] == 0
     row = found["row"]
     assert row["case"].endswith("activations(bf16)" + " bias" * ("--bias" in more))
-    assert (row["arch"], row["launches"]) == (arch, 5)
+    assert (row["arch"], row["launches"]) == (arch, 2), "the choice, and all after it"
     assert 0.05 < row["reference"] < 0.3  # for random numbers in four bits
     assert 0 < row["apart"] < torch.finfo(torch.bfloat16).eps
 
