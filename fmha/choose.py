@@ -219,6 +219,7 @@ def plain_config(arguments: Arguments) -> AttentionConfig:
     """
     head_dim, v_dim = arguments.q.shape[-1], arguments.v.shape[-1]
     dtype, kv_dtype = INPUT_NAMES[arguments.q.dtype], INPUT_NAMES[arguments.k.dtype]
+    has_right_edge = _right_edge(arguments) is not None
     o_dtype = arguments.o_dtype
     return AttentionConfig(
         head_dim=head_dim,
@@ -228,7 +229,7 @@ def plain_config(arguments: Arguments) -> AttentionConfig:
         q_scale=arguments.q_scale is not None,
         k_scale=arguments.k_scale is not None,
         v_scale=arguments.v_scale is not None,
-        right=_right_edge(arguments) is not None,
+        right=has_right_edge,
         left=arguments.window_left is not None,
         tree=arguments.tree is not None,
         sink_tokens=arguments.sink_tokens > 0,
@@ -299,9 +300,11 @@ def problem_of(arguments: Arguments) -> Problem:
     """The problem that checked arguments pose."""
     q, k = arguments.q, arguments.k
     left, right = arguments.window_left, _right_edge(arguments)
+    plain, batch = plain_config(arguments), arguments.batch
+    pack_heads = False if arguments.heads_of_blocks > 1 else arguments.pack_heads
     return Problem(
-        plain_config(arguments),
-        arguments.batch,
+        plain,
+        batch,
         longest_queries(arguments),
         arguments.capacity,
         q.shape[-2],
@@ -309,7 +312,7 @@ def problem_of(arguments: Arguments) -> Problem:
         tokens=0 if arguments.cu_seqlens_q is None else q.shape[0],
         left=-1 if left is None else left,
         right=-1 if right is None else right,
-        pack_heads=False if arguments.heads_of_blocks > 1 else arguments.pack_heads,
+        pack_heads=pack_heads,
         same=same_elements(k, arguments.v),
     )
 

@@ -141,6 +141,7 @@ def kernel_arguments(arguments: Arguments, results: Results, decision: Decision)
         plain_table, (arguments.kv_lens, arguments.page_table, arguments.first_keys)
     )
     sinks, out_scale = arguments.kernel_sinks(), arguments.kernel_out_scale()
+    tree = arguments.kernel_tree()
     k_scale, v_scale = per_head(arguments.k_scale, heads), per_head(arguments.v_scale, heads)
     partial, counts = None, None
     if decision.config.parts:
@@ -161,7 +162,7 @@ def kernel_arguments(arguments: Arguments, results: Results, decision: Decision)
             partial=partial,
             counts=counts,
             first=first,
-            tree=arguments.kernel_tree(),
+            tree=tree,
         ),
         scalars=scalars,
         parts=decision.num_splits if decision.config.parts else 1,
