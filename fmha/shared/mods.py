@@ -164,10 +164,8 @@ class Values:
         """Return what `make` made for these rows, columns and scores, or makes now."""
         used = self.uses[name]
         known = self.of_element if "s" in used else self.known
-        key = (
-            *(kind, name, row if used & {"b", "h", "q"} else -1),
-            column if "k" in used else -1,
-        )
+        own_row = row if used & {"b", "h", "q"} else -1
+        key = kind, name, own_row, column if "k" in used else -1
         if key not in known:
             known[key] = make()
         return known[key]

@@ -240,7 +240,7 @@ def query_blocks(arguments: Arguments, plan: AttentionPlan, arch: str) -> Sectio
 
 
 def _walked(config: AttentionConfig) -> str:
-    """Which key tiles a block has."""
+    """Return which key tiles a block has, in words."""
     if config.block_keys:
         return "of the blocks that a block mask lists"
     return "from the first key that a row of the block sees"

@@ -30,21 +30,30 @@ def clear(plan: cutlass.Constexpr[FewPlan], buffers: Buffers, sizes: FewSizes) -
 
 
 @cute.jit
+def expert_of(slot: Int32, ids: cute.Tensor, sizes: FewSizes) -> Int32:
+    """Return the index of a slot's expert among those that are here; -1 for none, or no slot."""
+    expert = Int32(-1)
+    if slot < cute.size(ids):
+        expert = ids[slot] - sizes.first_expert
+        if Uint32(expert) >= Uint32(sizes.experts):
+            expert = Int32(-1)
+    return expert
+
+
+@cute.jit
 def make_items(
     plan: cutlass.Constexpr[FewPlan], buffers: Buffers, tensors: FewTensors, sizes: FewSizes
 ) -> Int32:
     """Write the tables of items; return how many there are. `slots` is complete behind the next
     barrier of the CTA."""
     thread, _, _ = cute.arch.thread_idx()
-    expert, place, chosen = Int32(-1), Int32(0), buffers.slots  # not yet used for slots
+    place, chosen = Int32(0), buffers.slots  # not yet used for slots
+    expert = expert_of(thread, tensors.ids, sizes)
     if thread < cute.size(tensors.ids):
-        expert = tensors.ids[thread] - sizes.first_expert
-        if Uint32(expert) < Uint32(sizes.experts):
-            count = buffers.counts.iterator + expert
-            cute.arch.atomic_add(count, Int32(1), sem="relaxed", scope="cta")
-        else:
-            expert = Int32(-1)
         chosen[thread] = expert
+    if expert >= 0:
+        count = buffers.counts.iterator + expert
+        cute.arch.atomic_add(count, Int32(1), sem="relaxed", scope="cta")
     cute.arch.sync_threads()
     if expert >= 0:
         for before in cutlass.range(thread, unroll=4):
@@ -87,11 +96,7 @@ def make_items_of_warp(buffers: Buffers, ids: cute.Tensor, sizes: FewSizes) -> I
     Items are in the order of their first rows. No lane waits for shared memory, so the warp that
     calls this can request weights at once."""
     lane = cute.arch.lane_idx()
-    expert = Int32(-1)
-    if lane < cute.size(ids):
-        expert = ids[lane] - sizes.first_expert
-        if Uint32(expert) >= Uint32(sizes.experts):
-            expert = Int32(-1)
+    expert = expert_of(lane, ids, sizes)
     alike, below = lanes_alike(expert, EXPERT_BITS), lanes_below(lane)
     place = cute.arch.popc(alike & below)
     leads = (expert >= 0) & (place % ITEM_ROWS == 0)
